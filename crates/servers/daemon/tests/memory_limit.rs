@@ -17,14 +17,14 @@ struct Cgroup {
 
 impl Cgroup {
     /// Makes a cgroup of either version. Returns `None` if this machine or this user has none.
-    fn new(bytes: u64) -> Option<Self> {
+    fn new(name: &str, bytes: u64) -> Option<Self> {
         let tops = [
             ("/sys/fs/cgroup", "memory.max"),
             ("/sys/fs/cgroup/unified", "memory.max"),
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
         ];
         tops.iter().find_map(|(top, limit)| {
-            let folder = Path::new(top).join(format!("ginnel-test-{}", std::process::id()));
+            let folder = Path::new(top).join(format!("ginnel-test-{}-{name}", std::process::id()));
             std::fs::create_dir(&folder).ok()?;
             // The guard removes the folder if it has no limit.
             let cgroup = Self { limit: folder.join(limit), folder };
@@ -61,7 +61,7 @@ impl Drop for Cgroup {
 
 #[test]
 fn a_segment_that_the_cgroup_has_no_memory_for_is_out_of_service() {
-    let cgroup = Cgroup::new(64 * MIB);
+    let cgroup = Cgroup::new("own", 64 * MIB);
     kit::require!(cgroup.is_some(), "no cgroup with a limit of memory can be made here");
     let cgroup = cgroup.unwrap();
     let mut daemon = Daemon::prepare(
@@ -92,4 +92,24 @@ fn a_segment_that_the_cgroup_has_no_memory_for_is_out_of_service() {
     wait_for("the large segment", || (segment(&daemon)["broken"] == false).then_some(()));
     assert_eq!(segment(&daemon)["size"].as_u64(), Some(256 * MIB));
     drop(daemon.attach("large", "a"));
+}
+
+/// In a container with its own cgroup namespace, and with the cgroups of the host, the kernel does not tell the name of the own cgroup.
+#[test]
+fn a_container_with_the_cgroups_of_the_host_finds_its_limit() {
+    let cgroup = Cgroup::new("container", 64 * MIB);
+    kit::require!(cgroup.is_some(), "no cgroup with a limit of memory can be made here");
+    let cgroup = cgroup.unwrap();
+    let separates =
+        Command::new("unshare").args(["--cgroup", "true"]).output().is_ok_and(|o| o.status.success());
+    kit::require!(separates, "no cgroup namespace can be made here (unshare)");
+    let mut daemon = Daemon::prepare("", "[segment.large]\nsize = \"256M\"\nmembers = [\"host\"]\n");
+    let command = daemon.command();
+    let mut container = Command::new("unshare");
+    container.arg("--cgroup").arg(command.get_program()).args(command.get_args());
+    daemon.start_by(cgroup.inside(&container));
+    let large = daemon.inspect()["segments"][0].clone();
+    let why = large["broken_why"].as_str().unwrap_or_default();
+    let limit = cgroup.limit.display().to_string();
+    assert!(why.contains(&limit), "{limit} is missing in {why:?}: {}", daemon.log());
 }

@@ -3,18 +3,27 @@
 //! The memory of a file on a tmpfs is charged to the cgroup of the process that allocates it. If a cgroup has less than the file needs,
 //! the kernel does not refuse the allocation: it kills a process of the cgroup, perhaps this daemon. So the daemon looks first.
 //!
-//! A limit holds for a cgroup and all those below it. Memory that the kernel can take back counts as free: pages of files on disks, and
+//! A limit holds for a cgroup and all those below it. In a container, the paths that the kernel shows may begin at other places than the
+//! mounts, and a path or a name on the way may not be visible. Then the cgroup is found by its processes, and if it is not, the
+//! topmost cgroup of the mount counts, because that is what the container was given.
+//!
+//! Memory that the kernel can take back counts as free: pages of files on disks, and
 //! what can go to swap space.
 
 use ginnel_config::{Bytes, Problem};
+use std::ffi::OsString;
 use std::fs::read_to_string;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
 
 /// What the daemon itself may need meanwhile, in bytes.
 const OWN: u64 = 8 << 20;
 
 /// A larger limit is none: cgroups of version 1 have a huge number instead of a word for "none".
 const UNLIMITED: u64 = 1 << 60;
+
+/// How many cgroups are looked through for the one of this process.
+const SEARCH: usize = 4096;
 
 /// The limit of a cgroup.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,7 +90,11 @@ pub fn tightest(root: &Path) -> Option<Limit> {
     let mounts = read_to_string(root.join("proc/self/mountinfo")).ok()?;
     let swap = free_swap(root);
     let limits = mounts.lines().filter_map(|line| hierarchy(line, &own));
-    let limits = limits.flat_map(|(version, top, folder)| {
+    let limits = limits.flat_map(|(version, top, place)| {
+        let folder = match place {
+            Place::Known(below) => top.join(below),
+            Place::Hidden { levels, below } => search(root, &top, levels, &below).unwrap_or(top.clone()),
+        };
         // From the cgroup itself up to the top.
         let folders: Vec<PathBuf> =
             folder.ancestors().take_while(|at| at.starts_with(&top)).map(Path::to_owned).collect();
@@ -90,12 +103,23 @@ pub fn tightest(root: &Path) -> Option<Limit> {
     limits.min_by_key(|limit| limit.left)
 }
 
-/// Returns the version of cgroups that a line of `mountinfo` mounts, if it has limits of memory, its mount point, and the folder of this
-/// process's cgroup in it. `own` is the text of `/proc/self/cgroup`.
-fn hierarchy(line: &str, own: &str) -> Option<(&'static Version, PathBuf, PathBuf)> {
+/// Where the cgroup of this process is below a mount.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    Known(PathBuf),
+    /// It is `below` a folder that is this many levels deep, of which the names are not known.
+    Hidden {
+        levels: usize,
+        below: PathBuf,
+    },
+}
+
+/// Returns the version of cgroups that a line of `mountinfo` mounts, if it has limits of memory, its mount point, and where this process's
+/// cgroup is below that. `own` is the text of `/proc/self/cgroup`.
+fn hierarchy(line: &str, own: &str) -> Option<(&'static Version, PathBuf, Place)> {
     let (mount, system) = line.split_once(" - ")?;
     let mut fields = mount.split(' ').skip(3);
-    let (mounted, at) = (fields.next()?, PathBuf::from(fields.next()?));
+    let (mounted, at) = (unescaped(fields.next()?), unescaped(fields.next()?));
     let mut system = system.split(' ');
     let (kind, options) = (system.next()?, system.nth(1)?);
     let has_memory = |names: &str| names.split(',').any(|name| name == "memory");
@@ -106,15 +130,70 @@ fn hierarchy(line: &str, own: &str) -> Option<(&'static Version, PathBuf, PathBu
         "cgroup" if has_memory(options) => (&V1, lines.find(|(controllers, _)| has_memory(controllers))?.1),
         _ => return None,
     };
-    // A container may see only its own part of the tree. A path outside that part begins with `..`.
-    let below = Path::new(path).strip_prefix(mounted).unwrap_or(Path::new(""));
-    let below = if below.starts_with("..") { Path::new("") } else { below };
-    Some((version, at.clone(), at.join(below)))
+    Some((version, at, place(&mounted, Path::new(path))))
+}
+
+/// Returns where the cgroup `own` is below a mount of the cgroup `mounted`. Both paths begin at the root of this process's cgroup
+/// namespace, and with `..` if they lead out of it.
+fn place(mounted: &Path, own: &Path) -> Place {
+    let up = |path: &Path| path.components().filter(|part| *part == Component::ParentDir).count();
+    let below = |path: &Path| path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
+    let (mounted_up, own_up): (usize, usize) = (up(mounted), up(own));
+    let mounted_below: PathBuf = below(mounted);
+    if mounted_up > own_up && mounted_below.as_os_str().is_empty() {
+        return Place::Hidden { levels: mounted_up - own_up, below: below(own) };
+    }
+    // A container may see only its own part of the tree, or another one. A path outside that part begins with `..`.
+    let rest = own.strip_prefix(mounted).ok().filter(|rest| !rest.starts_with(".."));
+    Place::Known(rest.unwrap_or(Path::new("")).to_owned())
+}
+
+/// Returns the folder of this process's cgroup, which is `below` a folder this many levels below `top`.
+fn search(root: &Path, top: &Path, levels: usize, below: &Path) -> Option<PathBuf> {
+    let is_own = |folder: &PathBuf| {
+        let own = std::process::id().to_string();
+        let processes = read_to_string(in_root(root, folder).join("cgroup.procs"));
+        processes.is_ok_and(|processes| processes.lines().any(|process| process == own))
+    };
+    let mut folders = vec![top.to_owned()];
+    for _ in 0..levels {
+        let entries = folders.iter().flat_map(|folder| {
+            let entries = in_root(root, folder).read_dir().into_iter().flatten().flatten();
+            let entries = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            entries.map(|entry| folder.join(entry.file_name()))
+        });
+        folders = entries.take(SEARCH).collect();
+    }
+    folders.into_iter().map(|folder| folder.join(below)).find(is_own)
+}
+
+/// Returns a path of a line of `mountinfo`. The kernel writes spaces and the like as a backslash and three octal digits.
+fn unescaped(text: &str) -> PathBuf {
+    let mut parts = text.split('\\');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                bytes.extend(&part.as_bytes()[3..]);
+            }
+            None => {
+                bytes.push(b'\\');
+                bytes.extend(part.as_bytes());
+            }
+        }
+    }
+    OsString::from_vec(bytes).into()
+}
+
+/// Returns the place of a path in the model of `/`.
+fn in_root(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
 /// Returns the limit of the cgroup with this folder, if it has one.
 fn limit(root: &Path, folder: &Path, version: &Version, free_swap: u64) -> Option<Limit> {
-    let at = root.join(folder.strip_prefix("/").unwrap_or(folder));
+    let at = in_root(root, folder);
     // "max" is no number.
     let number = |name: &str| read_to_string(at.join(name)).ok()?.trim().parse::<u64>().ok();
     let bytes = number(version.limit).filter(|bytes| *bytes < UNLIMITED)?;
@@ -254,6 +333,54 @@ mod tests {
         let root = Root::new("0::/../other\n", UNIFIED);
         root.file("sys/fs/cgroup/memory.max", &mib(32));
         assert_eq!(root.tightest(), Some(("/sys/fs/cgroup/memory.max".into(), 32, 32)));
+    }
+
+    #[test]
+    fn a_container_whose_mount_begins_above_it_is_found_by_its_processes() {
+        let mount = |root: &str| UNIFIED.replace("0:26 /", &format!("0:26 {root}"));
+        let root = Root::new("0::/\n", &mount("/../.."));
+        root.file("sys/fs/cgroup/other/1f/memory.max", &mib(16));
+        root.file("sys/fs/cgroup/other/1f/cgroup.procs", "");
+        root.file("sys/fs/cgroup/docker/2f/memory.max", &mib(32));
+        root.file("sys/fs/cgroup/docker/2f/cgroup.procs", "");
+        assert_eq!(root.tightest(), None);
+        root.file("sys/fs/cgroup/docker/2f/cgroup.procs", &format!("1\n{}\n", std::process::id()));
+        assert_eq!(root.tightest(), Some(("/sys/fs/cgroup/docker/2f/memory.max".into(), 32, 32)));
+        root.file("sys/fs/cgroup/docker/memory.max", &mib(30));
+        assert_eq!(root.tightest(), Some(("/sys/fs/cgroup/docker/memory.max".into(), 30, 30)));
+        // It is below the root of its cgroup namespace.
+        let root = Root::new("0::/ginnel\n", &mount("/.."));
+        root.file("sys/fs/cgroup/1f/ginnel/cgroup.procs", &format!("{}\n", std::process::id()));
+        root.file("sys/fs/cgroup/1f/ginnel/memory.max", &mib(32));
+        assert_eq!(root.tightest(), Some(("/sys/fs/cgroup/1f/ginnel/memory.max".into(), 32, 32)));
+    }
+
+    #[test]
+    fn the_topmost_cgroup_of_the_mount_counts_for_what_is_not_below_it() {
+        for (own, mounted) in [
+            ("/docker/1f", "/"),
+            ("/docker/1f", "/docker/1f"),
+            ("/docker/1f", "/docker/2f"),
+            ("/../2f", "/"),
+            ("/", "/.."),
+            ("/", "/../2f"),
+            ("/../..", "/../../x"),
+        ] {
+            let root =
+                Root::new(&format!("0::{own}\n"), &UNIFIED.replace("0:26 /", &format!("0:26 {mounted}")));
+            root.file("sys/fs/cgroup/memory.max", &mib(32));
+            let top = Some(("/sys/fs/cgroup/memory.max".into(), 32, 32));
+            assert_eq!(root.tightest(), top, "{own}, {mounted}");
+        }
+    }
+
+    #[test]
+    fn a_path_has_spaces() {
+        let mounts = UNIFIED.replace("/sys/fs/cgroup", "/mnt/c\\040g").replace("0:26 /", "0:26 /a\\040b");
+        let root = Root::new("0::/a b/c\n", &mounts);
+        root.file("mnt/c g/c/memory.max", &mib(32));
+        assert_eq!(root.tightest(), Some(("/mnt/c g/c/memory.max".into(), 32, 32)));
+        assert_eq!(unescaped("\\04\\é\\777\\134"), Path::new("\\04\\é\\777\\"));
     }
 
     #[test]
