@@ -8,11 +8,12 @@ use ginnel_volume::control;
 use ginnel_volume::flags::Flags;
 use ginnel_volume::ownership::Ownership;
 use ginnel_volume::sandbox::{self, Identity};
-use ginnel_volume::server::Server;
+use ginnel_volume::server::{Server, Signals};
 use ginnel_volume::sockets::{self, Access, Notify};
 use ginnel_volume::turn::Turn;
 use ginnel_volume_control::VolumePaths;
 use ginnel_volume_control::config::Config;
+use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -80,6 +81,12 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::low_level::pipe::register(signal, stopper.try_clone()?).context("no signals")?;
     }
+    let (hangup, hung_up) = UnixStream::pair().context("no sockets")?;
+    // A volume that was started in a terminal ends with it, as other programs do.
+    if !std::io::stderr().is_terminal() {
+        signal_hook::low_level::pipe::register(signal_hook::consts::SIGHUP, hung_up.try_clone()?)
+            .context("no signals")?;
+    }
 
     sandbox::leave_root(identity, config.sandbox)?;
     let folders: Vec<_> = [&config.socket, &config.control].into_iter().filter_map(|p| p.parent()).collect();
@@ -96,7 +103,7 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     control::serve(operators, server.handler()).context("no control thread")?;
     info!(volume = name, socket = %socket.display(), sandbox = held.word(), "serving");
     notify.ready();
-    let result = server.run(&front_ends, stop.as_fd());
+    let result = server.run(&front_ends, Signals { stop: stop.as_fd(), hangup: &hangup });
     notify.stopping();
     sockets::unbind(&socket);
     sockets::unbind(&operators_socket);

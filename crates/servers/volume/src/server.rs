@@ -21,7 +21,7 @@ use ginnel_volume_control::Limits as RateLimits;
 use ginnel_volume_control::config::{Config, Device as DeviceKind, OnError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt::socket_peercred;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,6 +51,28 @@ pub enum Failed {
 /// volume or a QEMU needs to release the lock, and not too long for the front end, which connects again if it is
 /// refused.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Descriptors that are readable when a signal has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Signals<'a> {
+    /// The volume must end.
+    pub stop: BorrowedFd<'a>,
+    /// SIGHUP, of which a byte comes.
+    pub hangup: &'a UnixStream,
+}
+
+impl Signals<'_> {
+    /// Says that SIGHUP changes nothing.
+    fn hung_up(self) {
+        // The configuration cannot be opened from the sandbox.
+        if (&mut &*self.hangup).read(&mut [0; 64]).is_ok() {
+            info!(
+                "SIGHUP: nothing is reloaded; `ginnel volume limit` and `resize` change a volume that serves; restart it for other \
+                 settings: its front end waits for it"
+            );
+        }
+    }
+}
 
 /// A volume: the main thread's part.
 pub struct Server {
@@ -172,19 +194,19 @@ impl Server {
         self.shared.front_end_info().sandbox = word.to_owned();
     }
 
-    /// Serves front ends until `stop` is readable; then finishes the requests that were taken, and returns.
-    pub fn run(&self, listener: &UnixListener, stop: BorrowedFd<'_>) -> Result<(), Failed> {
+    /// Serves front ends until it must stop; then finishes the requests that were taken, and returns.
+    pub fn run(&self, listener: &UnixListener, signals: Signals<'_>) -> Result<(), Failed> {
         listener.set_nonblocking(true)?;
         let mut next: Option<UnixStream> = None;
         loop {
             let stream = match next.take() {
                 Some(stream) => stream,
-                None => match self.wait_for_front_end(listener, stop)? {
+                None => match self.wait_for_front_end(listener, signals)? {
                     Some(stream) => stream,
                     None => break,
                 },
             };
-            if !self.serve(stream, listener, stop, &mut next)? {
+            if !self.serve(stream, listener, signals, &mut next)? {
                 break;
             }
         }
@@ -196,13 +218,21 @@ impl Server {
     fn wait_for_front_end(
         &self,
         listener: &UnixListener,
-        stop: BorrowedFd<'_>,
+        signals: Signals<'_>,
     ) -> Result<Option<UnixStream>, Failed> {
         loop {
-            let [stopped, connected, event, wake] =
-                ready([stop, listener.as_fd(), self.events.as_fd(), self.shared.wake.as_fd()])?;
+            let [stopped, hung_up, connected, event, wake] = ready([
+                signals.stop,
+                signals.hangup.as_fd(),
+                listener.as_fd(),
+                self.events.as_fd(),
+                self.shared.wake.as_fd(),
+            ])?;
             if stopped {
                 return Ok(None);
+            }
+            if hung_up {
+                signals.hung_up();
             }
             if event && self.events.next() == Some(Event::Failed) {
                 return Err(Failed::Worker);
@@ -221,7 +251,7 @@ impl Server {
         &self,
         stream: UnixStream,
         listener: &UnixListener,
-        stop: BorrowedFd<'_>,
+        signals: Signals<'_>,
         next: &mut Option<UnixStream>,
     ) -> Result<bool, Failed> {
         let pid = peer(&stream);
@@ -237,8 +267,9 @@ impl Server {
         let mut workers = Workers(&self.shared);
         let mut go_on = true;
         let end = loop {
-            let [stopped, message, connected, event, wake] = ready([
-                stop,
+            let [stopped, hung_up, message, connected, event, wake] = ready([
+                signals.stop,
+                signals.hangup.as_fd(),
                 connection.as_fd(),
                 listener.as_fd(),
                 self.events.as_fd(),
@@ -247,6 +278,9 @@ impl Server {
             if stopped {
                 go_on = false;
                 break None;
+            }
+            if hung_up {
+                signals.hung_up();
             }
             if event {
                 match self.events.next() {

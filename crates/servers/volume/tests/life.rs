@@ -280,6 +280,24 @@ fn a_signal_drains_the_volume() {
 }
 
 #[test]
+fn hup_changes_nothing() {
+    let mut server = Server::start(BYTES, "--path IMAGE");
+    server.hang_up();
+    server.wait_for_line("SIGHUP: nothing is reloaded", 1);
+    let mut client = server.connect();
+    let mut load = Load::new(32, 7);
+    for _ in 0..50 {
+        load.run_for(&mut client, Duration::from_millis(2));
+        server.hang_up();
+    }
+    load.drain(&mut client);
+    load.check_all(&mut client, Since::Running);
+    assert!(server.is_running());
+    assert_eq!(server.count(" serving"), 1, "{}", server.log());
+    assert!(server.terminate().success());
+}
+
+#[test]
 fn a_second_front_end_waits_and_a_third_is_refused() {
     let server = Server::start(BYTES, "--backend ram --size 8M --wait interrupt");
     let mut first = server.connect();

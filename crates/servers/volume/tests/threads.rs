@@ -10,7 +10,7 @@ use ginnel_config::Bytes;
 use ginnel_volume::backend::{Backend, Stores};
 use ginnel_volume::control::Handler;
 use ginnel_volume::ownership::Ownership;
-use ginnel_volume::server::Server;
+use ginnel_volume::server::{Server, Signals};
 use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
 use ginnel_volume_bench::{Client, Device, Options, Ring};
 use ginnel_volume_control::config::Spec;
@@ -63,7 +63,10 @@ fn serve(text: &str) {
     let handler = server.handler();
     let listener = UnixListener::bind(paths.socket("v")).unwrap();
     let (stop, stopper) = UnixStream::pair().unwrap();
-    let volume = thread::spawn(move || server.run(&listener, stop.as_fd()).unwrap());
+    let volume = thread::spawn(move || {
+        let (hangup, _other_end) = UnixStream::pair().unwrap();
+        server.run(&listener, Signals { stop: stop.as_fd(), hangup: &hangup }).unwrap();
+    });
     let over = Arc::new(AtomicBool::new(false));
     let turns = Arc::new(AtomicU64::new(0));
     let operator = {

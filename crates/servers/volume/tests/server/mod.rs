@@ -116,6 +116,11 @@ impl Server {
         wait_for("the volume's end", || self.process.try_wait().unwrap())
     }
 
+    /// SIGHUP.
+    pub fn hang_up(&self) {
+        kit::process::signal(&self.process, rustix::process::Signal::HUP);
+    }
+
     pub fn is_running(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
     }
