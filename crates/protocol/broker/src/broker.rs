@@ -95,6 +95,11 @@ impl Broker {
         self.recording = recording;
     }
 
+    /// Sets all limits, except those of members that have their own.
+    pub fn set_all_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
     /// Sets the limits of a member.
     pub fn set_limits(&mut self, member: u32, limits: MemberLimits) {
         self.member_limits.insert(member, limits);

@@ -10,6 +10,7 @@ pub mod excluded;
 pub mod folder_lock;
 mod forked;
 pub mod guest;
+pub mod hangup;
 pub mod host;
 pub mod interrupt;
 pub mod keeper;

@@ -5,13 +5,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber, warn};
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, registry, reload};
 
 /// The lines of one kind that are logged at once.
 const BURST: u32 = 100;
@@ -21,10 +21,18 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The lines that were left out of this process's log.
 static LEFT_OUT: LeftOut = LeftOut::new();
 
+/// The filter of this process's log, for changes.
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
+/// The environment variable that takes precedence over a level.
+const VARIABLE: &str = "GINNEL_LOG";
+
 /// Starts logging at `level` (`error`, `warn`, `info`, `debug`, `trace`), or as the environment variable `GINNEL_LOG` says.
 /// With `json` the log is JSON. A second call changes nothing.
 pub fn start(level: &str, json: bool) {
-    let filter = EnvFilter::try_from_env("GINNEL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new(level));
+    let (filter, handle) = reload::Layer::new(filter);
+    let _ = FILTER.set(handle);
     let limited = registry().with(filter).with(Limit::new(&LEFT_OUT));
     let lines = fmt::layer().with_writer(std::io::stderr).with_target(false);
     // This fails only if logging has been started already.
@@ -38,6 +46,12 @@ pub fn start(level: &str, json: bool) {
             None => limited.with(lines).try_init(),
         }
     };
+}
+
+/// Logs at another level from now on. Returns false if the environment variable says at which one.
+pub fn set_level(level: &str) -> bool {
+    let by_variable = EnvFilter::try_from_env(VARIABLE).is_ok();
+    !by_variable && FILTER.get().is_some_and(|filter| filter.reload(EnvFilter::new(level)).is_ok())
 }
 
 /// Logs how many lines were left out since it was last said, at most once a second.

@@ -251,10 +251,12 @@ fn what_nobody_can_mean_is_refused_unless_a_daemon_starts_with_it() {
         let refused = daemon.admin(request.clone()).unwrap_err();
         assert!(refused.text.contains("hang_after") || refused.text.contains("0660"), "{refused:?}");
     }
-    let empty = Daemon::prepare("", "");
+    let mut empty = Daemon::prepare("", "");
     let output = empty.output(&["--check"]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("declares no VM and no segment"), "{text}");
+    empty.start();
+    assert!(empty.log().contains("declares no VM and no segment; the folders are"), "{}", empty.log());
 }
 
 #[test]

@@ -246,7 +246,7 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some(mistake) = &inspect.daemon.config_mistake {
         warnings.push(format!(
-            "the configuration has a mistake, so the one that was accepted last is in effect: {mistake}; then restart ginneld"
+            "the configuration has a mistake, so the one that was accepted last is in effect: {mistake}; then reload ginneld"
         ));
     }
     for member in inspect.members.iter().filter(|m| m.number != ginnel_layout::HOST_MEMBER && m.connected) {

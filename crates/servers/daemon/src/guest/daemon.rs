@@ -9,6 +9,7 @@ use super::vfio::Interrupts;
 use crate::closer::Closer;
 use crate::control_link::GuestLink;
 use crate::excluded::Excluded;
+use crate::hangup::Hangup;
 use crate::keeper::Keeper;
 use crate::logging;
 use crate::poller::{Interest, Poller, Ready};
@@ -31,6 +32,7 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const BELL: u64 = 2;
 const KEEPER: u64 = 3;
+const HANGUP: u64 = 4;
 const FIRST_HELPER: u64 = 1 << 56;
 
 /// The events that are fetched at once.
@@ -51,6 +53,17 @@ pub(super) struct Departed {
     pub image: Option<Image>,
     pub user: u32,
     pub asked: Attaching,
+}
+
+/// Handles SIGHUP. Returns false if the daemon must end.
+fn is_to_stay(hangup: &Hangup) -> bool {
+    let stays = hangup.take();
+    if stays {
+        tracing::info!(
+            "SIGHUP: nothing is reloaded, because all settings are on the command line: restart the daemon for others; its programs stay connected"
+        );
+    }
+    stays
 }
 
 /// The guest's daemon.
@@ -138,7 +151,8 @@ impl Daemon {
     }
 
     /// Serves until it is told to stop.
-    pub fn run(&mut self) -> Result<()> {
+    pub fn run(&mut self, hangup: &Hangup) -> Result<()> {
+        self.poller.add(hangup, HANGUP, Interest::READ).context("cannot wait for signals")?;
         let mut ready = Vec::new();
         loop {
             let busy = self.look_at_link();
@@ -158,7 +172,7 @@ impl Daemon {
             self.poller.wait(&mut ready, EVENTS, timeout).context("cannot wait for events")?;
             self.clients.in_turn(&mut ready);
             for event in &ready {
-                if event.token == STOP {
+                if event.token == STOP || (event.token == HANGUP && !is_to_stay(hangup)) {
                     self.link.close();
                     self.control.ring_host();
                     return Ok(());

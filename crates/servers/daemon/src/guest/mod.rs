@@ -25,6 +25,7 @@ mod vfio;
 
 use crate::closer::Closer;
 use crate::folder_lock::lock;
+use crate::hangup::Hangup;
 use crate::keeper::{self, Held, Keeper};
 use crate::user_connections::Most;
 use crate::{logging, packet, pidwatch};
@@ -122,6 +123,7 @@ pub fn run(args: Args) -> Result<()> {
     // This is not a mistake in the command line, so it is tried again.
     let _lock = lock(dir, "ginneld.lock", true).map_err(|refused| anyhow!("{}", Problem::from(refused)))?;
     let stop = stop_signals()?;
+    let hangup = Hangup::register().context("cannot handle signals")?;
 
     let control = Control::find(sysfs)?;
     let me = control.identity;
@@ -148,7 +150,7 @@ pub fn run(args: Args) -> Result<()> {
     )?);
     notify(sd_notify::NotifyState::Ready);
     tracing::info!("listening at {}", path.display());
-    let result = daemon.run();
+    let result = daemon.run(&hangup);
     notify(sd_notify::NotifyState::Stopping);
     let _ = fs::remove_file(&path);
     tracing::info!("stopped");

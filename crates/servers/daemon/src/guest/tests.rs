@@ -94,7 +94,7 @@ impl TestVm {
                 Closer::start()?,
             )?;
             daemon.strangers.start_by(|_| kit::program::command(a_helper));
-            daemon.run()
+            daemon.run(&Hangup::register()?)
         }));
     }
 
@@ -232,6 +232,16 @@ fn tell_segments(host: &mut HostLink) {
     assert_eq!((told[0].name.as_str(), told[0].kind), ("gone", MappingKind::NONE));
     assert_eq!((told[1].name.as_str(), told[1].kind), ("web", MappingKind::BAR));
     assert!(told[1].read_mb_s > 0 && told[1].write_mb_s > 0);
+}
+
+#[test]
+fn hup_does_not_end_it() {
+    let vm = TestVm::new();
+    let _host = vm.session();
+    // Its handler is there as soon as it serves.
+    vm.program();
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).unwrap();
+    vm.program();
 }
 
 #[test]

@@ -33,9 +33,10 @@ pub struct Chosen {
 
 /// Reads the configuration. If it has a mistake and VMs need this daemon, returns the one that was accepted last.
 pub fn choose(file: &Path) -> Result<Chosen, Problem> {
-    let read =
-        Config::text_of(file).and_then(|text| Ok(Chosen { config: Config::of_text(&text, file)?, text }));
-    let Err(problem) = read else { return read };
+    let problem = match read(file) {
+        Ok(chosen) => return Ok(chosen),
+        Err(problem) => problem,
+    };
     let text = std::fs::read_to_string(file).unwrap_or_default();
     for dir in state_dirs(&text) {
         let Some((mut config, text)) = copy_in(&dir, file) else { continue };
@@ -45,6 +46,22 @@ pub fn choose(file: &Path) -> Result<Chosen, Problem> {
         }
     }
     Err(problem)
+}
+
+/// Reads the configuration again for a daemon that serves, and stores it as the accepted one. What nobody can mean is a mistake here.
+pub fn again(file: &Path) -> Result<Chosen, Vec<Problem>> {
+    let chosen = read(file).map_err(|problem| vec![problem])?;
+    let doubts = chosen.config.doubts();
+    if !doubts.is_empty() {
+        return Err(doubts);
+    }
+    chosen.accepted();
+    Ok(chosen)
+}
+
+fn read(file: &Path) -> Result<Chosen, Problem> {
+    let text = Config::text_of(file)?;
+    Ok(Chosen { config: Config::of_text(&text, file)?, text })
 }
 
 /// Returns the folders in which the copy may be.
@@ -82,7 +99,7 @@ impl Chosen {
     pub fn accepted(&self) {
         if let Some(mistake) = &self.config.mistake {
             error!(
-                "{mistake}; the configuration that was accepted last is in effect meanwhile: fix the file, then restart this daemon"
+                "{mistake}; the configuration that was accepted last is in effect meanwhile: fix the file, then reload or restart this daemon"
             );
             return;
         }

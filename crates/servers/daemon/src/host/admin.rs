@@ -11,7 +11,7 @@
 
 use super::config;
 use super::config::doubts::{doubt_of_segment, doubt_of_vm};
-use super::making::PendingSegment;
+use super::making::{PendingSegment, WantedBy};
 use super::server::Server;
 use ginnel_broker::broker::{ClientId, unrecorded};
 use ginnel_broker::declared::{SegmentSpec, VmSpec};
@@ -91,14 +91,15 @@ impl Server {
             let declared = declared.0.clone();
             return self.segment_again(declared, &name, &spec).map(Some);
         }
-        let (segment, _) = self.new_segment(&name, &spec)?;
+        let segment = self.new_segment(&name, &spec)?;
         let place = format!("segment {name}");
         self.segments.prepare(&segment, &place)?;
         // The slices of a file follow each other in it, so this file grows here and not in a thread.
         if segment.shared_file.is_some() || segment.path.exists() {
             return self.segment_declare(&name, spec).map(Some);
         }
-        let pending = PendingSegment { client, request, name, spec, segment };
+        let wanted_by = WantedBy::Client { client, request, name, spec: Box::new(spec) };
+        let pending = PendingSegment { segment, wanted_by };
         self.making
             .begin(pending, place)
             .map_err(|error| invalid(format!("no thread can be started: {error}")))?;
@@ -131,12 +132,8 @@ impl Server {
         Ok(added(name, &declared))
     }
 
-    /// Checks a segment that is to be added. Returns the checked segment and its members.
-    fn new_segment(
-        &self,
-        name: &str,
-        spec: &SegmentSpec,
-    ) -> Result<(config::Segment, BTreeSet<u32>), Refusal> {
+    /// Checks a segment that is to be added.
+    fn new_segment(&self, name: &str, spec: &SegmentSpec) -> Result<config::Segment, Refusal> {
         let place = format!("segment {name}");
         let segment = self.config.segment(name, spec, &place)?;
         if let Some(doubt) = doubt_of_segment(&segment, &place) {
@@ -169,25 +166,20 @@ impl Server {
                 return Err(Refusal::new(ErrorCode::LIMIT, text));
             }
         }
-        Ok((segment, members))
+        Ok(segment)
     }
 
     /// Adds a segment.
     pub(super) fn segment_declare(&mut self, name: &str, spec: SegmentSpec) -> Result<Value, Refusal> {
         // Its members may have been removed while the file was made.
-        let (segment, members) = self.new_segment(name, &spec)?;
+        let segment = self.new_segment(name, &spec)?;
         if !self.journal.takes() {
             return Err(unrecorded());
         }
         let place = format!("segment {name}");
         self.declare_segment(&segment, Some(spec), &place, false)
             .map_err(|error| invalid(format!("{error:#}")))?;
-        for member in members {
-            if member != HOST_MEMBER {
-                self.tell_doorbells(member);
-                self.send_segments(member);
-            }
-        }
+        self.tell_members(&segment.name);
         Ok(added(name, &segment))
     }
 

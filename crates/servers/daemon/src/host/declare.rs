@@ -105,6 +105,56 @@ impl Server {
         Ok(listener)
     }
 
+    /// Makes the socket for the QEMU of a VM anew, because others may connect to it now. A QEMU that is connected stays.
+    pub(super) fn listen_again(&mut self, number: u32) {
+        let Some(vm) = self.vms.get_mut(&number) else { return };
+        if let Some(listener) = vm.take_listener() {
+            self.poller.remove(&listener);
+        }
+        // The next attempt makes it.
+        self.retry_at = Instant::now();
+    }
+
+    /// Gives members of the configuration that a segment did not have a share in it. Those that it had stay as they are.
+    pub(super) fn share(&mut self, segment: &config::Segment) -> anyhow::Result<()> {
+        let books = self.broker.books();
+        let known = books.segments.get(&segment.name).context("it is not there")?.clone();
+        let (mut members, mut readers) = (known.members.clone(), known.readers.clone());
+        for name in segment.sharers() {
+            let member = books.member_named(name).filter(|member| !member.retired);
+            let number = member.with_context(|| format!("there is no VM {name}"))?.number;
+            if members.insert(number) && segment.readers.contains(name) {
+                readers.insert(number);
+            }
+        }
+        self.broker.note(Record::Segment {
+            name: Text(segment.name),
+            uuid: known.uuid,
+            size: known.size,
+            members: members.clone(),
+            readers,
+            memory: known.memory,
+            page: known.page,
+            part: known.part,
+            own_folder: known.own_folder,
+            runtime: known.runtime,
+        });
+        for member in members.difference(&known.members) {
+            self.allot_vectors_of(&segment.name, *member)?;
+        }
+        self.tell_members(&segment.name);
+        Ok(())
+    }
+
+    /// Tells the VMs that share a segment of it, and of each other's doorbells.
+    pub(super) fn tell_members(&mut self, segment: &Name) {
+        let members = self.broker.books().segments.get(segment).map(|segment| segment.members.clone());
+        for member in members.into_iter().flatten().filter(|member| *member != HOST_MEMBER) {
+            self.tell_doorbells(member);
+            self.send_segments(member);
+        }
+    }
+
     /// Returns the time until the next attempt to bring back what is out of service.
     pub(super) fn until_retry(&self) -> Option<Duration> {
         let any = !self.out_of_service.is_empty() || self.vms.values().any(|vm| vm.listener().is_none());

@@ -18,11 +18,14 @@ impl Server {
     /// Gives a segment its vectors of each of its members.
     pub(super) fn allot_vectors(&mut self, segment: &Name) -> anyhow::Result<()> {
         let Some(books) = self.broker.books().segments.get(segment) else { return Ok(()) };
-        for member in books.members.clone() {
-            match member {
-                HOST_MEMBER => self.allot_of_host(segment)?,
-                _ => self.allot_of_vm(segment, member),
-            }
+        books.members.clone().into_iter().try_for_each(|member| self.allot_vectors_of(segment, member))
+    }
+
+    /// Gives a segment its vectors of one of its members. This daemon must not have given it those of the host already.
+    pub(super) fn allot_vectors_of(&mut self, segment: &Name, member: u32) -> anyhow::Result<()> {
+        match member {
+            HOST_MEMBER => self.allot_of_host(segment)?,
+            _ => self.allot_of_vm(segment, member),
         }
         Ok(())
     }

@@ -1,12 +1,13 @@
 //! Files of segments that are made while the daemon serves.
 //!
 //! A file gets all its memory when it is made, and zeroing gigabytes takes seconds. For a segment that is added at run time, a
-//! thread does this. The daemon declares the segment when the file is there, and then answers the client that asked for it. If
-//! the daemon ends before that, it leaves a file under a temporary name, which the next attempt removes.
+//! thread does this. The daemon declares the segment when the file is there, and then answers the client that asked for it, if
+//! there is one. If the daemon ends before that, it leaves a file under a temporary name, which the next attempt removes.
 
 use super::server::{Server, Token};
 use super::{config, segments};
 use crate::poller::{Interest, Poller};
+use anyhow::Context;
 use ginnel_broker::broker::ClientId;
 use ginnel_broker::declared::SegmentSpec;
 use ginnel_config::Problem;
@@ -17,15 +18,22 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use tracing::error;
 
-/// A segment that a client has asked for.
+/// A segment whose file is to be made.
 #[derive(Debug)]
 pub(super) struct PendingSegment {
-    pub client: ClientId,
-    pub request: u32,
-    pub name: String,
-    pub spec: SegmentSpec,
     pub segment: config::Segment,
+    pub wanted_by: WantedBy,
+}
+
+/// Who wants a segment.
+#[derive(Debug)]
+pub(super) enum WantedBy {
+    /// A client, with this request.
+    Client { client: ClientId, request: u32, name: String, spec: Box<SegmentSpec> },
+    /// The configuration, which was read again.
+    Configuration,
 }
 
 /// The request, and whether its file was made (true) or existed already; or why there is none.
@@ -84,13 +92,47 @@ impl Server {
             if let Ok(true) = made {
                 self.segments.was_made(&path);
             }
-            let result =
-                made.map_err(Into::into).and_then(|_| self.segment_declare(&pending.name, pending.spec));
             // If another program has made the file meanwhile, it stays.
-            if result.is_err() && self.segments.forget_made(&path) {
-                self.segments.discard(&path);
+            let discard = |server: &mut Self| {
+                if server.segments.forget_made(&path) {
+                    server.segments.discard(&path);
+                }
+            };
+            match pending.wanted_by {
+                WantedBy::Client { client, request, name, spec } => {
+                    let result = made.map_err(Into::into).and_then(|_| self.segment_declare(&name, *spec));
+                    if result.is_err() {
+                        discard(self);
+                    }
+                    self.answer_admin(client, request, result);
+                }
+                // Why there is no file is found and told once more.
+                WantedBy::Configuration => {
+                    if let Err(error) = self.declare_made(&pending.segment) {
+                        error!(segment = %pending.segment.name, error = format!("{error:#}"), "segment ignored");
+                        discard(self);
+                    }
+                }
             }
-            self.answer_admin(pending.client, pending.request, result);
         }
+    }
+
+    /// Makes the file of a segment of the configuration, if there is none, and then declares the segment.
+    pub(super) fn make_segment(&mut self, segment: &config::Segment) -> anyhow::Result<()> {
+        let place = self.place_of("segment", &segment.name);
+        self.segments.prepare(segment, &place)?;
+        if segment.path.exists() {
+            return self.declare_made(segment);
+        }
+        let pending = PendingSegment { segment: segment.clone(), wanted_by: WantedBy::Configuration };
+        self.making.begin(pending, place).context("no thread can be started; send SIGHUP again")
+    }
+
+    /// Declares a segment of the configuration, and tells its members. If its file cannot be used, it is out of service.
+    fn declare_made(&mut self, segment: &config::Segment) -> anyhow::Result<()> {
+        let place = self.place_of("segment", &segment.name);
+        self.declare_segment(segment, None, &place, true)?;
+        self.tell_members(&segment.name);
+        Ok(())
     }
 }

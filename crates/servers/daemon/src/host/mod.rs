@@ -13,6 +13,7 @@
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
 //! | `own_folder`, `lock` | the folder in which the files of segments lie, and the locks of folders |
+//! | `rereading`, `reload` | reading the configuration again while the daemon serves, and what that changes |
 //! | `startup` | the way from a configuration and a journal to a running daemon |
 
 mod accepted;
@@ -36,6 +37,8 @@ mod memory_limit;
 pub mod own_folder;
 mod pauses;
 pub mod qmp;
+mod reload;
+mod rereading;
 pub mod restoring;
 mod ringing;
 pub mod segments;
@@ -47,6 +50,7 @@ mod views;
 mod vms;
 
 use crate::closer::Closer;
+use crate::hangup::Hangup;
 use crate::{keeper, pidwatch};
 use accepted::Chosen;
 use anyhow::Context;
@@ -82,11 +86,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     keeper::raise_open_files();
     let closer = Closer::start_for_life().context("the closer of connections cannot be started")?;
     pidwatch::look_from_elsewhere().context("the process that looks at others cannot be started")?;
+    let hangup = Hangup::register().context("SIGHUP cannot be handled")?;
     let chosen = read_config(&args.config)?;
     crate::logging::start(&chosen.config.log, chosen.config.log_format == LogFormat::Json);
     // From here on a failure is not reported as a mistake in the configuration: the service manager must restart this daemon
     // and keep its descriptors until then.
-    startup::run(chosen, args.stop_keeper, closer).map_err(|error| anyhow::anyhow!("{error:#}"))
+    startup::run(chosen, args.stop_keeper, closer, &hangup).map_err(|error| anyhow::anyhow!("{error:#}"))
 }
 
 /// Reads the configuration. A daemon that holds the descriptors of running VMs does not give up because of a mistake in the file:

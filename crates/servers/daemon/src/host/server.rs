@@ -8,11 +8,13 @@ use super::making::Making;
 use super::members::Members;
 use super::own_folder::Folders;
 use super::pauses::Pauses;
+use super::rereading::Rereading;
 use super::restoring::Files;
 use super::segments::Segments;
 use super::turns::Turns;
 use super::vms::Vm;
 use crate::closer::Closer;
+use crate::hangup::Hangup;
 use crate::keeper::{Held, Keeper};
 use crate::logging;
 use crate::pidwatch::ExecChecks;
@@ -76,6 +78,10 @@ pub enum Token {
     Helper(u64),
     /// The descriptor that becomes readable when a signal has come.
     Signal,
+    /// The one for SIGHUP.
+    Hangup,
+    /// The eventfd that says that the configuration has been read again.
+    Reread,
 }
 
 const KIND_BITS: u32 = 8;
@@ -96,6 +102,8 @@ impl From<Token> for u64 {
             Token::Files => (11, 0),
             Token::FileWork(number) => (12, number),
             Token::Helper(number) => (13, number),
+            Token::Hangup => (14, 0),
+            Token::Reread => (15, 0),
         };
         number << KIND_BITS | kind
     }
@@ -118,6 +126,8 @@ impl Token {
             11 => Self::Files,
             12 => Self::FileWork(number),
             13 => Self::Helper(number),
+            14 => Self::Hangup,
+            15 => Self::Reread,
             _ => return None,
         })
     }
@@ -175,6 +185,8 @@ pub struct Server {
     pub(super) syns: Syns,
     /// The files of segments that are being made.
     pub(super) making: Making,
+    /// The configuration that is being read again.
+    pub(super) rereading: Rereading,
     /// The segments whose files cannot be used and that nobody uses: the checked declaration, the declaration at run time if any,
     /// and where it was declared, for messages.
     pub(super) out_of_service: BTreeMap<Name, (config::Segment, Option<SegmentSpec>, String)>,
@@ -204,6 +216,7 @@ impl Server {
             poller.add(connection, Token::Keeper.into(), Interest::READ)?;
         }
         let making = Making::new(&poller)?;
+        let rereading = Rereading::new(&poller)?;
         let segments = Segments::new(Files::new(&poller), folders);
         if !ginnel_doorbell::is_safe() {
             warn!(
@@ -242,6 +255,7 @@ impl Server {
             out_of_service: BTreeMap::new(),
             places: BTreeMap::new(),
             making,
+            rereading,
             retry_at: Instant::now(),
             restore: false,
             next_client: 1,
@@ -254,9 +268,10 @@ impl Server {
         ClientId(self.next_client)
     }
 
-    /// Serves until `signal` becomes readable.
-    pub fn serve(&mut self, signal: &OwnedFd) -> io::Result<()> {
+    /// Serves until `signal` becomes readable. Reads the configuration again at SIGHUP.
+    pub fn serve(&mut self, signal: &OwnedFd, hangup: &Hangup) -> io::Result<()> {
         self.poller.add(signal, Token::Signal.into(), Interest::READ)?;
+        self.poller.add(hangup, Token::Hangup.into(), Interest::READ)?;
         let mut ready = Vec::new();
         loop {
             self.run_effects();
@@ -265,6 +280,8 @@ impl Server {
             for &event in &ready {
                 match Token::parse(event.token) {
                     Some(Token::Signal) => return Ok(()),
+                    Some(Token::Hangup) if hangup.take() => self.reread(),
+                    Some(Token::Hangup) => return Ok(()),
                     Some(token) => self.handle(token, event),
                     None => {}
                 }
@@ -324,7 +341,8 @@ impl Server {
                 let clients = &self.clients;
                 self.strangers.ready(&self.poller, number, |id| clients.fd(id));
             }
-            Token::Signal => {}
+            Token::Reread => self.reread_done(),
+            Token::Signal | Token::Hangup => {}
         }
     }
 

@@ -10,6 +10,7 @@ use super::segments;
 use super::server::Server;
 use crate::closer::Closer;
 use crate::folder_lock::{Refused, lock};
+use crate::hangup::Hangup;
 use crate::keeper::{Held, Keeper};
 use anyhow::Context;
 use ginnel_broker::books::Books;
@@ -41,17 +42,19 @@ pub fn check(config: &Config) -> anyhow::Result<()> {
         doubts.iter().for_each(|doubt| eprintln!("ginneld: {doubt}"));
         return Err(last.into());
     }
-    if config.vms.is_empty() && config.segments.is_empty() {
-        println!(
-            "{}: it declares no VM and no segment; the folders are {}, {} and {}",
-            config.file.display(),
-            config.runtime_dir.display(),
-            config.state_dir.display(),
-            config.shm_dir.display()
-        );
+    if let Some(text) = empty(config) {
+        println!("{}: {text}", config.file.display());
     }
     println!("{}: good: {} VMs, {} segments", config.file.display(), config.vms.len(), config.segments.len());
     Ok(())
+}
+
+/// Returns what a configuration means that declares nothing. Perhaps it is not the file that was meant.
+fn empty(config: &Config) -> Option<String> {
+    let dirs = [&config.runtime_dir, &config.state_dir, &config.shm_dir];
+    let [runtime, state, shm] = dirs.map(|dir| dir.display());
+    let empty = config.vms.is_empty() && config.segments.is_empty();
+    empty.then(|| format!("it declares no VM and no segment; the folders are {runtime}, {state} and {shm}"))
 }
 
 fn place(config: &Config, kind: &str, name: &Name) -> String {
@@ -59,7 +62,7 @@ fn place(config: &Config, kind: &str, name: &Name) -> String {
 }
 
 /// Serves until the daemon is told to end.
-pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer) -> anyhow::Result<()> {
+pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer, hangup: &Hangup) -> anyhow::Result<()> {
     let mut config = chosen.config.clone();
     // Whoever can list a folder can hold its lock, and so the making of sockets there.
     make_dir(&config.runtime_dir, 0o711, "daemon.runtime_dir")?;
@@ -85,6 +88,9 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer) -> anyhow::Result<
         channels = books.channels.len(),
         "starting"
     );
+    if let Some(text) = empty(&config) {
+        warn!(config = %config.file.display(), "{text}");
+    }
     for doubt in config.doubts() {
         error!("{doubt}; it is obeyed nevertheless");
     }
@@ -110,7 +116,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer) -> anyhow::Result<
     let _ = sd_notify::notify(false, &[NotifyState::Ready, NotifyState::Status(status)]);
 
     server.segments.serve();
-    let served = server.serve(&signals);
+    let served = server.serve(&signals, hangup);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     server.members.finish_ringing();
     info!("ending; VMs and programs keep what they have");

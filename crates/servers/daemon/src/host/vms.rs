@@ -107,6 +107,11 @@ impl Vm {
         self.listener.as_ref()
     }
 
+    /// Takes the socket for the VM's QEMU away.
+    pub fn take_listener(&mut self) -> Option<Connected> {
+        self.listener.take()
+    }
+
     /// Sets the socket for the VM's QEMU.
     pub fn set_listener(&mut self, listener: Connected) {
         self.listener = Some(listener);
