@@ -4,14 +4,15 @@ use crate::machine::{Machine, MachineArgs, Ports};
 use crate::qemu_version::QemuVersion;
 use crate::vm_devices::{Devices, control_socket};
 use crate::volume_devices::{VolumeDevice, VolumePathArgs};
-use crate::{one_line, output};
+use crate::{apparmor, one_line, output};
 use anyhow::Result;
 use ginnel_volume_control::config::Device;
 use std::ops::RangeInclusive;
 
 /// Prints the XML with which libvirt connects a VM to its segments and gives it its volumes.
 ///
-/// The comments say where each element goes. Insert them with `virsh edit`.
+/// The comments say where each element goes. Insert them with `virsh edit`. Where AppArmor or SELinux confines QEMU, it must be told of
+/// some of these files: see docs/libvirt.md.
 #[derive(clap::Args)]
 pub struct Args {
     /// The VM, as the configuration names it.
@@ -20,6 +21,10 @@ pub struct Args {
     #[command(flatten)]
     machine: MachineArgs,
 
+    /// Print AppArmor's rules for the files of this VM that libvirt does not know, in place of the XML.
+    #[arg(long)]
+    apparmor: bool,
+
     #[command(flatten)]
     volume_paths: VolumePathArgs,
 }
@@ -27,20 +32,29 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let mut volumes = args.volume_paths.volumes()?;
     volumes.retain(|v| v.vm.as_ref() == Some(&args.vm));
-    let mut parts = Vec::new();
-    let mut places = Places::new(args.machine.machine);
-    match Devices::of(&args.vm) {
-        Ok(devices) => parts.push(xml(&devices, &mut places)),
+    let devices = match Devices::of(&args.vm) {
+        Ok(devices) => Some(devices),
         Err(error) if !volumes.is_empty() => {
             output::note(format!("# no segments, only volumes: {}", one_line(&error)));
+            None
         }
         Err(error) => return Err(error),
+    };
+    if args.apparmor {
+        return output::line(apparmor::rules(devices.as_ref(), &volumes).join("\n"));
     }
+    let mut parts = vec![CONFINED.to_owned()];
+    let mut places = Places::new(args.machine.machine);
+    parts.extend(devices.map(|devices| xml(&devices, &mut places)));
     if !volumes.is_empty() {
         parts.push(disks(&volumes, &mut places));
     }
     output::line(parts.join("\n"))
 }
+
+/// Two dashes cannot be in a comment, so the option is written without them.
+const CONFINED: &str = "<!-- AppArmor and SELinux: QEMU must be let open files that libvirt does not know; see docs/libvirt.md. The option `apparmor` of this
+     command prints the rules for AppArmor -->";
 
 /// Returns the XML for volumes. It was tried by hand with libvirt 9.0 and QEMU 7.2; Ginnel's tests run QEMU without
 /// libvirt.
@@ -258,6 +272,79 @@ mod tests {
         assert_eq!(xml.matches("<disk ").count(), 1);
         for comment in xml.split("<!--").skip(1) {
             assert!(!comment.split("-->").next().unwrap().contains("--"), "{comment}");
+        }
+    }
+
+    /// Returns the paths that QEMU opens. libvirt knows that of `<server>`.
+    fn paths(xml: &str) -> Vec<String> {
+        let mut paths = Vec::new();
+        for line in xml.lines().filter(|line| !line.contains("<server ")) {
+            let (start, end) = match line {
+                _ if line.contains("mem-path=") => ("mem-path=", ",size="),
+                _ if line.contains("value='unix:") => ("unix:", ",server="),
+                _ if line.contains("value='socket,") => ("path=", "'"),
+                _ if line.contains("<source type='unix'") => ("path='", "'"),
+                _ => {
+                    assert!(!line.contains("='/") && !line.contains("=/"), "which path is this? {line}");
+                    continue;
+                }
+            };
+            let path = line.split_once(start).unwrap().1.split(end).next().unwrap();
+            let path = path.split(",offset=").next().unwrap().replace(",,", ",");
+            paths.push(path);
+        }
+        paths
+    }
+
+    /// Returns whether AppArmor's pattern matches. `*` matches within a folder.
+    fn matches(pattern: &str, path: &str) -> bool {
+        if let Some((before, rest)) = pattern.split_once('{') {
+            let (choices, after) = rest.split_once('}').unwrap();
+            return choices.split(',').any(|choice| matches(&format!("{before}{choice}{after}"), path));
+        }
+        match pattern.split_once('*') {
+            None => pattern == path,
+            Some((before, after)) => path.strip_prefix(before).is_some_and(|rest| {
+                let part = rest.split('/').next().unwrap_or_default();
+                (0..=part.len()).filter(|n| part.is_char_boundary(*n)).any(|n| matches(after, &rest[n..]))
+            }),
+        }
+    }
+
+    #[test]
+    fn apparmor_lets_qemu_open_what_libvirt_does_not_know() {
+        let (mut devices, volumes) = (devices(), crate::volume_devices::tests::volumes());
+        devices.socket = "/run/ginnel/a.sock".into();
+        let mut places = Places::new(Machine::Q35);
+        let paths = paths(&(xml(&devices, &mut places) + "\n" + &disks(&volumes, &mut places)));
+        assert!(paths.len() >= devices.memory.len() + 1 + volumes.len(), "{paths:?}");
+        let rules = apparmor::rules(Some(&devices), &volumes);
+        let snippet = include_str!("../../../../packaging/apparmor/libvirt-qemu");
+        let patterns: Vec<&str> =
+            snippet.lines().filter_map(|line| line.trim().strip_suffix(" rw,")).collect();
+        assert!(patterns.len() >= 5, "{patterns:?}");
+        for path in &paths {
+            assert!(rules.iter().any(|rule| rule.contains(&format!("\"{path}\""))), "{path}: {rules:?}");
+            // The backing of one segment is a folder of its administrator's.
+            let covered = patterns.iter().any(|pattern| matches(pattern, path));
+            assert_eq!(covered, !path.starts_with("/mnt/"), "{path}");
+        }
+        assert_eq!(rules.len(), paths.iter().collect::<std::collections::BTreeSet<_>>().len(), "{rules:?}");
+        // It is no way to the sockets of others.
+        for path in
+            ["/run/ginnel/ginnel.sock", "/run/ginnel/keeper.sock", "/run/ginnel/b.sock", "/dev/shm/x/y"]
+        {
+            assert!(!patterns.iter().any(|pattern| matches(pattern, path)), "{path}");
+        }
+    }
+
+    /// The folders of the daemon, of segments and of volumes must be labelled.
+    #[test]
+    fn selinux_labels_what_qemu_opens() {
+        let contexts = include_str!("../../../../packaging/selinux/ginnel_libvirt.fc");
+        for path in [r"/dev/shm/ginnel(/.*)?", r"/run/ginnel/[^/]+\.sock", r"/run/ginnel/volumes/[^/]+\.sock"]
+        {
+            assert!(contexts.lines().any(|line| line.split('\t').next() == Some(path)), "{path}");
         }
     }
 

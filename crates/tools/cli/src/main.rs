@@ -1,6 +1,7 @@
 //! `ginnel`: the command for operators.
 
 mod address;
+mod apparmor;
 mod blocks;
 mod cache;
 mod completions;
