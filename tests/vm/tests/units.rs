@@ -181,7 +181,16 @@ fn the_units_run_under_systemd() -> Result<()> {
     volume(&systemd)?;
     host_daemon(&systemd)?;
     cache(&systemd)?;
-    for unit in ["ginnel-volume@data", "ginneld", "ginneld-guest", "ginnel-cache@main"] {
+    own_users(&systemd)?;
+    devices(&systemd)?;
+    for unit in [
+        "ginnel-volume@data",
+        "ginnel-volume@own",
+        "ginneld",
+        "ginneld-guest",
+        "ginnel-cache@main",
+        "ginnel-cache@own",
+    ] {
         let said = systemd.run(&format!("systemd-analyze verify --man=no {unit}.service"))?;
         ensure!(said.exit == Exit::Code(0) && said.stderr.is_empty(), "{said:?}");
         let score = systemd.run(&format!("systemd-analyze security --no-pager {unit}.service"))?.stdout;
@@ -260,6 +269,7 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
     systemd.write("ginnel/ginneld.toml", good)?;
     systemd.run("systemctl restart ginneld")?.ok()?;
     ensure!(!status()?.contains("mistake"), "{}", status()?);
+    reload(systemd, good)?;
     // Without the configuration that was accepted last, the daemon waits.
     systemd.run("rm /var/lib/ginnel/accepted.toml")?.ok()?;
     systemd.write("ginnel/ginneld.toml", "mistake = 1\n")?;
@@ -274,6 +284,113 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
     let said = status()?;
     ensure!(said.contains("16 MiB"), "{said}");
     systemd.stop_unit("ginneld")
+}
+
+/// Checks that a running daemon obeys a new configuration, and that a mistake fails the reload.
+fn reload(systemd: &Systemd<'_>, good: &str) -> Result<()> {
+    let pid = systemd.show("ginneld", "MainPID")?;
+    systemd.write("ginnel/ginneld.toml", &format!("{good}[vm.b]\nmistake = 1\n"))?;
+    ensure!(systemd.run("systemctl reload ginneld")?.exit != Exit::Code(0), "a mistake is accepted");
+    ensure!(systemd.journal("ginneld")?.contains("ginneld.toml:6"), "{}", systemd.journal("ginneld")?);
+    systemd.write(
+        "ginnel/ginneld.toml",
+        &format!("{good}[vm.b]\n[segment.t]\nsize = '16M'\nmembers = ['b', 'host']\n"),
+    )?;
+    systemd.run("systemctl reload ginneld")?.ok()?;
+    wait_until("the new segment", PROMPT, || {
+        let said = systemd.run("/usr/local/bin/ginnel segment list")?.stdout;
+        Ok(said.lines().any(|line| line.split_whitespace().next() == Some("t")))
+    })?;
+    wait_until("the unit is active", PROMPT, || Ok(systemd.show("ginneld", "ActiveState")? == "active"))?;
+    ensure!(
+        systemd.show("ginneld", "MainPID")? == pid && systemd.show("ginneld", "StatusText")? == "serving"
+    );
+    systemd.write("ginnel/ginneld.toml", good)?;
+    systemd.run("systemctl reload ginneld")?.ok()?;
+    wait_until("its end", PROMPT, || {
+        Ok(systemd.journal("ginneld")?.contains("reloaded: segment.t is not declared any more"))
+    })
+}
+
+/// Checks that a cache and a volume run as users of their own from their first instruction, with the drop-ins of the documentation.
+fn own_users(systemd: &Systemd<'_>) -> Result<()> {
+    for kind in ["cache", "volume"] {
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../packaging/drop-ins/{kind}-user.conf"));
+        let drop_in = format!("systemd/system/ginnel-{kind}@own.service.d/user.conf");
+        systemd.write(&drop_in, &fs::read_to_string(source)?)?;
+    }
+    systemd.run("systemctl daemon-reload")?.ok()?;
+    let is_ordinary = |unit: &str, user: &str, pid: &str| {
+        let user = systemd.run(&format!("id -u {user}"))?.ok()?.stdout.trim().to_owned();
+        ensure!(status(systemd, pid, "Uid")? == vec![user; 4], "{unit}: its user");
+        for set in ["CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            ensure!(status(systemd, pid, set)? == ["0000000000000000"], "{unit}: {set}");
+        }
+        Ok(())
+    };
+
+    let config = "[segment.u]\nsize = '16M'\nmembers = ['host']\nallow_users = ['ginnel-cache']\n";
+    systemd.write("ginnel/ginneld.toml", config)?;
+    systemd.start_unit("ginneld")?;
+    let unit = "ginnel-cache@own";
+    let arguments = "--segment u --memory 8M --max-item-size 64K --unix /run/ginnel/caches/own.sock";
+    systemd.write("ginnel/caches/own.env", &format!("ARGS={arguments}\n"))?;
+    is_ordinary(unit, "ginnel-cache", &systemd.start_unit(unit)?)?;
+    let cache = |what: &str| {
+        Ok::<_, anyhow::Error>(systemd.run(&format!("/usr/local/bin/ginnel cache {what}"))?.ok()?.stdout)
+    };
+    cache("set u/own greeting hello")?;
+    systemd.kill_unit(unit)?;
+    // The daemon's successor knows the user too.
+    systemd.kill_unit("ginneld")?;
+    ensure!(cache("get u/own greeting")?.trim() == "hello");
+    cache("--changes 'unix /run/ginnel/caches/own.sock' set u/own greeting again")?;
+    systemd.stop_unit(unit)?;
+    systemd.stop_unit("ginneld")?;
+
+    let unit = "ginnel-volume@own";
+    let config = "sandbox = 'require'\n[[disk]]\npath = '/var/lib/ginnel-volumes/own.img'\n";
+    systemd.write("ginnel/volumes/own.toml", config)?;
+    systemd.run("install -d -m 700 -o ginnel-volume -g ginnel-volume /var/lib/ginnel-volumes")?.ok()?;
+    systemd.run("truncate -s 64M /var/lib/ginnel-volumes/own.img")?.ok()?;
+    systemd.run("chown ginnel-volume: /var/lib/ginnel-volumes/own.img")?.ok()?;
+    let pid = systemd.start_unit(unit)?;
+    is_ordinary(unit, "ginnel-volume", &pid)?;
+    is_held(systemd, &pid)?;
+    let stat = systemd.run("/usr/local/bin/ginnel volume stat own --json")?.ok()?.stdout;
+    ensure!(stat.contains("landlock+seccomp"), "{stat}");
+    systemd.kill_unit(unit)?;
+    systemd.stop_unit(unit)?;
+    let owner = systemd.run("stat -c %U /var/lib/ginnel")?.ok()?.stdout;
+    ensure!(owner.trim() == "root", "the daemon's folder belongs to {owner}");
+    Ok(())
+}
+
+/// Checks what the guest's unit says about devices: character devices and those like `/dev/pmem0` can be opened, and other
+/// block devices cannot.
+fn devices(systemd: &Systemd<'_>) -> Result<()> {
+    let unit = include_str!("../../../packaging/systemd/ginneld-guest.service");
+    let settings: Vec<&str> = unit.lines().filter(|line| line.starts_with("Device")).collect();
+    ensure!(settings.len() == 3, "{settings:?}");
+    let unit = format!("[Service]\nType=oneshot\nExecStart=cat /tmp/%i\n{}\n", settings.join("\n"));
+    systemd.write("systemd/system/devices@.service", &unit)?;
+    systemd.run("systemctl daemon-reload")?.ok()?;
+    // Nothing has these numbers, so a node that may be opened has no device.
+    systemd.run("mknod /tmp/char c 240 250")?.ok()?;
+    systemd.run("mknod /tmp/block b 240 250")?.ok()?;
+    systemd.run("mknod /tmp/pmem b 259 1048000")?.ok()?;
+    let open = |node: &str| {
+        systemd.run(&format!("systemctl start devices@{node}"))?;
+        systemd.journal(&format!("devices@{node}"))
+    };
+    for node in ["char", "pmem"] {
+        let said = open(node)?;
+        ensure!(said.contains("No such device"), "{node}: {said}");
+    }
+    let block = open("block")?;
+    ensure!(block.contains("not permitted"), "{block}");
+    Ok(())
 }
 
 /// Checks that a killed cache is started again by its unit and still has its items.
