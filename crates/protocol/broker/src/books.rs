@@ -262,6 +262,11 @@ impl Segment {
         }
     }
 
+    /// Returns the record that gives the segment these members, and leaves the rest as it is.
+    pub fn with_members(&self, members: BTreeSet<u32>, readers: BTreeSet<u32>) -> Record {
+        Self { members, readers, ..self.clone() }.declaration()
+    }
+
     /// Returns the offset in its file at which the segment begins.
     pub fn file_offset(&self) -> u64 {
         self.part.as_ref().map_or(0, |part| part.offset)

@@ -127,18 +127,7 @@ impl Server {
                 readers.insert(number);
             }
         }
-        self.broker.note(Record::Segment {
-            name: Text(segment.name),
-            uuid: known.uuid,
-            size: known.size,
-            members: members.clone(),
-            readers,
-            memory: known.memory,
-            page: known.page,
-            part: known.part,
-            own_folder: known.own_folder,
-            runtime: known.runtime,
-        });
+        self.broker.note(known.with_members(members.clone(), readers));
         for member in members.difference(&known.members) {
             self.allot_vectors_of(&segment.name, *member)?;
         }
