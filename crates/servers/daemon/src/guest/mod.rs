@@ -27,6 +27,7 @@ use crate::closer::Closer;
 use crate::folder_lock::lock;
 use crate::hangup::Hangup;
 use crate::keeper::{self, Held, Keeper};
+use crate::modes::doubt_of_socket;
 use crate::user_connections::Most;
 use crate::{logging, packet, pidwatch};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -77,6 +78,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// Returns what nobody can mean.
+    fn doubt(&self) -> Option<Problem> {
+        doubt_of_socket(self.socket_mode.0, "--socket-mode", "only root's programs can attach")
+    }
+
     fn most(&self) -> Most {
         let per_user = self.clients_per_user.unwrap_or(self.max_clients);
         Most { all: self.max_clients as usize, per_user: per_user as usize }
@@ -111,6 +117,9 @@ pub fn run(args: Args) -> Result<()> {
     let closer = Closer::start_for_life().context("cannot start the closer of connections")?;
     pidwatch::look_from_elsewhere().context("cannot start the process that looks at others")?;
     logging::start(&args.log, args.log_json);
+    if let Some(doubt) = args.doubt() {
+        tracing::error!("{doubt}; it is obeyed nevertheless");
+    }
     let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev"));
     let group = args.socket_group.as_ref().map(|group| group.group("--socket-group")).transpose()?;
     let dir = &args.runtime_dir;

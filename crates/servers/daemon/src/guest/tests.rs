@@ -235,6 +235,20 @@ fn tell_segments(host: &mut HostLink) {
 }
 
 #[test]
+fn a_mode_that_nobody_can_mean_is_told() {
+    for (mode, part) in [("0777", "write 0666"), ("0000", "only root's programs"), ("0666", "")] {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let line = <Line as clap::Parser>::parse_from(["ginneld", "--socket-mode", mode]);
+        let doubt = line.args.doubt().map(|doubt| doubt.to_string()).unwrap_or_default();
+        assert!(doubt.contains(part) && doubt.is_empty() == part.is_empty(), "{mode}: {doubt}");
+    }
+}
+
+#[test]
 fn hup_does_not_end_it() {
     let vm = TestVm::new();
     let _host = vm.session();

@@ -2,19 +2,19 @@
 //! checks a file, or declares something at run time, is refused.
 
 use super::{Config, Segment, Vm};
+use crate::modes::{doubt_of_socket, executable};
 use ginnel_broker::declared::OnHang;
 use ginnel_config::Problem;
 
 /// The bits of a mode that let a user open the file, or connect to the socket.
 const OWNER: u32 = 0o600;
-const GROUP: u32 = 0o060;
 const OTHERS: u32 = 0o006;
 
 impl Config {
     /// Returns the declarations of the file that nobody can mean.
     pub fn doubts(&self) -> Vec<Problem> {
         let place = |key: &str| format!("{}: {key}", self.file.display());
-        let socket = mode_of_socket(self.socket_mode, &place("daemon.socket_mode"), "no program can attach");
+        let socket = doubt_of_socket(self.socket_mode, &place("daemon.socket_mode"), "no program can attach");
         let vms = self.vms.values().filter_map(|vm| doubt_of_vm(vm, &place(&format!("vm.{}", vm.name))));
         let segments = self.segments.values();
         let segments = segments
@@ -38,7 +38,7 @@ pub fn doubt_of_vm(vm: &Vm, place: &str) -> Option<Problem> {
         let what = format!("{:04o}: every user of this host could act as this VM", vm.socket_mode);
         return Some(Problem::new(place, what, "write 0660, and the user or group of its QEMU"));
     }
-    mode_of_socket(vm.socket_mode, &place, "its QEMU cannot connect, unless it is root's")
+    doubt_of_socket(vm.socket_mode, &place, "its QEMU cannot connect, unless it is root's")
 }
 
 /// Returns what nobody can mean about a segment.
@@ -57,21 +57,6 @@ pub fn doubt_of_segment(segment: &Segment, place: &str) -> Option<Problem> {
         return Some(Problem::new(place, what, "write 0660 or 0600"));
     }
     executable(mode, &place)
-}
-
-fn mode_of_socket(mode: u32, place: &str, consequence: &str) -> Option<Problem> {
-    if mode & (OWNER | GROUP | OTHERS) & 0o222 == 0 {
-        let what = format!("{mode:04o}: {consequence}, because nobody may write to the socket");
-        return Some(Problem::new(place, what, "write 0660, for example"));
-    }
-    executable(mode, place)
-}
-
-fn executable(mode: u32, place: &str) -> Option<Problem> {
-    (mode & !0o666 != 0).then(|| {
-        let what = format!("{mode:04o}: nobody executes it, and it has no other special bits");
-        Problem::new(place, what, format!("write {:04o}", mode & 0o666))
-    })
 }
 
 #[cfg(test)]
