@@ -338,6 +338,39 @@ mod tests {
         }
     }
 
+    /// Runs a compiler on a text. Returns false if this machine does not have it.
+    fn compiles(program: &str, arguments: &[&str], name: &str, text: &str) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(name), text).unwrap();
+        let mut command = std::process::Command::new(program);
+        let Ok(output) = command.args(arguments).arg(name).current_dir(&folder).output() else {
+            return false;
+        };
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program}: {said}\n{text}");
+        true
+    }
+
+    #[test]
+    fn the_rules_can_be_compiled() {
+        let snippet = include_str!("../../../../packaging/apparmor/libvirt-qemu");
+        let rules = apparmor::rules(Some(&devices()), &crate::volume_devices::tests::volumes()).join("\n");
+        let profile = format!("profile x {{\n{snippet}\n{rules}\n}}\n");
+        // Neither loads a profile nor reads or writes a cache of compiled ones.
+        let arguments = ["--skip-kernel-load", "--skip-cache", "--stdout"];
+        let parsers = ["apparmor_parser", "/sbin/apparmor_parser"];
+        let compiled = parsers.iter().any(|parser| compiles(parser, &arguments, "profile", &profile));
+        kit::require!(compiled, "no apparmor_parser (package apparmor)");
+    }
+
+    #[test]
+    fn the_policy_module_can_be_compiled() {
+        let module = include_str!("../../../../packaging/selinux/ginnel_libvirt.te");
+        let arguments = ["-M", "-m", "-o", "ginnel_libvirt.mod"];
+        let compiled = compiles("checkmodule", &arguments, "ginnel_libvirt.te", module);
+        kit::require!(compiled, "no checkmodule (package checkpolicy)");
+    }
+
     /// The folders of the daemon, of segments and of volumes must be labelled.
     #[test]
     fn selinux_labels_what_qemu_opens() {
