@@ -313,6 +313,11 @@ impl Segments {
         }
     }
 
+    /// Returns whether a file is still being removed.
+    pub fn is_removing(&self, path: &Path) -> bool {
+        self.files.is_removing(path)
+    }
+
     /// Forgets a segment and leaves its file.
     pub fn forget(&mut self, name: &Name) {
         if let Some(open) = self.open.remove(name) {
