@@ -6,6 +6,7 @@
 //! | [`journal`] | the changes of the books, on disk |
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
 //! | `making`, [`restoring`], [`file_work`] | files of segments that are made while the daemon serves, or that must be changed |
+//! | [`in_use`] | whether anybody else has a file |
 //! | `memory_limit` | the memory that the daemon's cgroups leave to it |
 //! | `doorbells`, `ringing` | the eventfds of doorbells, their announcement to QEMUs, and the threads that ring them |
 //! | [`server`], `turns`, `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
@@ -28,6 +29,7 @@ mod fixed_size;
 mod front;
 mod heartbeat;
 mod holds;
+pub mod in_use;
 mod inspect;
 pub mod ivshmem;
 pub mod journal;
