@@ -3,6 +3,8 @@
 #![no_main]
 
 use ginnel_broker::lines::replay;
+use ginnel_broker::record::Hex16;
+use ginnel_broker::trust::{Mark, doubt};
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let raw = replay(input);
@@ -15,6 +17,12 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
         good.push(b'\n');
     }
     let read = replay(&good);
+    // Whether it is believed can always be said.
+    let mark = Mark { boot_id: Hex16([0; 16]), journal: Hex16([1; 16]), last: input.len() as u64 };
+    for mark in [None, Some(mark)] {
+        doubt(&raw, mark, mark.map_or(Hex16([1; 16]), |mark| mark.boot_id));
+        doubt(&read, mark, read.books.boot_id);
+    }
     // Replaying the same bytes gives the same books.
     assert!(read == replay(&good));
 });

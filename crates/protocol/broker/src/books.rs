@@ -17,7 +17,7 @@ use crate::objects::board::Boards;
 use crate::objects::channel::{Channel, Listener};
 use crate::objects::sync::SyncObject;
 use crate::process::Process;
-use crate::record::{Attach, FilePart, Hex16, Record, Text};
+use crate::record::{Attach, FilePart, Hex16, MemoryFile, Record, Text};
 use crate::told::Told;
 use ginnel_layout::segment::Access;
 use ginnel_layout::{HOST_MEMBER, Name};
@@ -134,6 +134,8 @@ pub struct Segment {
     pub part: Option<FilePart>,
     /// The file is in the daemon's own folder. Older daemons made it in the folder above, and there it stays until it is removed.
     pub own_folder: bool,
+    /// The file that has the segment's memory.
+    pub file: MemoryFile,
     /// The declaration, if the segment was declared at run time.
     pub runtime: Option<SegmentSpec>,
     /// The allocator of the segment's memory.
@@ -258,6 +260,7 @@ impl Segment {
             page: self.page,
             part: self.part.clone(),
             own_folder: self.own_folder,
+            file: self.file,
             runtime: self.runtime.clone(),
         }
     }
@@ -297,6 +300,23 @@ impl Books {
             format: crate::lines::FORMAT,
         });
         for record in records {
+            if let Err(error) = self.apply(&record) {
+                warn!(%error, ?record, "the books do not accept this; please report it");
+            }
+        }
+    }
+
+    /// Keeps what is declared, and nothing about programs, QEMUs and memory, because the journal does not say all of that. They may live,
+    /// and have memory, but these books do not know of it.
+    pub fn distrust(&mut self) {
+        let old = std::mem::take(self);
+        let members =
+            old.members.values().map(|member| Member { qemu: None, session: None, ..member.clone() });
+        let members: Vec<Member> = members.collect();
+        let segments =
+            old.segments.values().map(|segment| Segment { file: MemoryFile::Unknown, ..segment.clone() });
+        let records = old.dump().take(1).chain(members.iter().flat_map(Member::dump));
+        for record in records.chain(segments.map(|segment| segment.declaration())) {
             if let Err(error) = self.apply(&record) {
                 warn!(%error, ?record, "the books do not accept this; please report it");
             }
@@ -404,6 +424,7 @@ impl Books {
                 page,
                 part,
                 own_folder,
+                file,
                 runtime,
             } => {
                 let arena = match self.segments.get_mut(&name.0) {
@@ -426,6 +447,7 @@ impl Books {
                     page: *page,
                     part: part.clone(),
                     own_folder: *own_folder,
+                    file: *file,
                     runtime: runtime.clone(),
                     arena,
                     vectors,

@@ -11,7 +11,7 @@
 //! | [`sockets`], [`allowance`] | TCP connections that may leave TCP, and how often programs may report them |
 //! | [`objects`], [`service`] | the things that endpoints make, such as channels and blocks, each kind in its own module; and how they are served |
 //! | [`books`], [`record`], [`arena`], [`vectors`], `number_set`, `account`, `numbers` | the state, and the changes that lead to it |
-//! | [`lines`] | these changes as lines of a journal |
+//! | [`lines`], [`trust`] | these changes as lines of a journal, and whether a journal has all of them |
 //! | [`declared`], [`limits`], [`memory`] | what an administrator declares |
 
 pub mod account;
@@ -42,4 +42,5 @@ pub mod service;
 mod session;
 pub mod sockets;
 mod told;
+pub mod trust;
 pub mod vectors;

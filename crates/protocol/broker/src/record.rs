@@ -109,6 +109,9 @@ pub enum Record {
         /// The file is in the daemon's own folder. Older daemons made it in the folder above.
         #[serde(default, skip_serializing_if = "is_false")]
         own_folder: bool,
+        /// The file that has the segment's memory.
+        #[serde(default)]
+        file: MemoryFile,
         /// The declaration, if the segment was declared at run time.
         runtime: Option<SegmentSpec>,
     },
@@ -286,6 +289,19 @@ pub(crate) fn is_false(value: &bool) -> bool {
 
 fn only_4k() -> u32 {
     SMALL_PAGE
+}
+
+/// The file that has the memory of a segment. Its name alone does not say whether it is the one that programs and VMs have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryFile {
+    /// The one with its name: older daemons did not say which.
+    #[default]
+    Unrecorded,
+    /// None yet, or it is not known. Whoever has memory of a file with its name has it from somewhere else.
+    Unknown,
+    /// The one with this device and inode.
+    Is(u64, u64),
 }
 
 /// A part of a file, as long as the segment.

@@ -9,7 +9,7 @@ use crate::memory::MemoryKind;
 use crate::objects::block::BlockGrant;
 use crate::objects::channel;
 use crate::process::Image;
-use crate::record::{Hex16, Record, Text};
+use crate::record::{Hex16, MemoryFile, Record, Text};
 use ginnel_layout::ring::SideState;
 use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{Fds, Rights};
@@ -23,6 +23,7 @@ use zerocopy::{FromZeros, IntoBytes};
 mod accounts;
 mod boards;
 mod costs;
+mod damage;
 mod endpoints;
 mod history;
 mod holds;
@@ -136,6 +137,7 @@ impl Bench {
                 page: 4096,
                 part: None,
                 own_folder: true,
+                file: MemoryFile::Unrecorded,
                 runtime: None,
             }));
             for member in sharers {
@@ -163,7 +165,7 @@ impl Bench {
         effects.extend(self.broker.take_effects());
         for effect in effects {
             match effect {
-                Effect::Record(record) => self.journal.extend(lines::line(&record)),
+                Effect::Record(record) => self.journal.extend(lines::line(0, &record)),
                 Effect::TimeHold { endpoint, epoch, token, .. } => {
                     self.timers.insert((endpoint, token), epoch);
                 }
@@ -285,7 +287,7 @@ impl Bench {
         // The journal makes the same books, and so does a dump of them.
         let Replayed { books: replayed, dropped, invalid_records, .. } = lines::replay(&self.journal);
         assert_eq!((&replayed, dropped, invalid_records), (books, 0, 0));
-        let dumped: Vec<u8> = books.dump().flat_map(|record| lines::line(&record)).collect();
+        let dumped: Vec<u8> = lines::snapshot(books, Hex16::default(), 0).flatten().collect();
         assert_eq!(&lines::replay(&dumped).books, books);
     }
 }

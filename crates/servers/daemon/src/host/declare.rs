@@ -13,7 +13,7 @@ use ginnel_broker::books;
 use ginnel_broker::declared::{SegmentSpec, VmSpec};
 use ginnel_broker::limits::MAX_MEMBER;
 use ginnel_broker::memory::MemoryKind;
-use ginnel_broker::record::{FilePart, Hex16, Record, Text};
+use ginnel_broker::record::{FilePart, Hex16, MemoryFile, Record, Text};
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::control::DAEMON_VECTOR;
 use ginnel_layout::{HOST_MEMBER, Name, segment};
@@ -381,13 +381,21 @@ impl Server {
         }
         let books = self.broker.books();
         let known = books.segments.get(&name).cloned();
-        // Somebody has the file's memory, and would not share another file with this daemon.
-        let in_use = known.as_ref().is_some_and(|known| {
-            let running = |n: &u32| books.members.get(n).is_some_and(|m| m.qemu.is_some());
-            known.members.iter().any(running)
-                || known.arena.used() > 0
-                || books.endpoints.values().any(|e| e.segment == name)
+        // Slices share a file. Nobody has memory of a file that the books do not know.
+        let slices = books.segments.values().filter(|other| {
+            let file = other.part.as_ref().map(|part| &part.file);
+            other.name == name || (file.is_some() && file == segment.shared_file.as_ref())
         });
+        let own = slices.map(|slice| slice.file).find(|file| *file != MemoryFile::Unknown);
+        let own = own.unwrap_or(MemoryFile::Unknown);
+        // Somebody has the file's memory, and would not share another file with this daemon.
+        let in_use = own != MemoryFile::Unknown
+            && known.as_ref().is_some_and(|known| {
+                let running = |n: &u32| books.members.get(n).is_some_and(|m| m.qemu.is_some());
+                known.members.iter().any(running)
+                    || known.arena.used() > 0
+                    || books.endpoints.values().any(|e| e.segment == name)
+            });
         // While the segment is in use, it may be smaller than what a VM accepts by DAX: an earlier release made it, or only the
         // host shared it.
         let small = segment::usable_size(segment.requested, segment.memory == MemoryKind::Bar);
@@ -405,7 +413,7 @@ impl Server {
         let located = self.located(segment, known.as_ref().map(|known| (known, in_use)), place);
         let opened = located.and_then(|segment| {
             let cuts = known.as_ref().is_some_and(|known| known.size == segment.size);
-            let made = self.segments.open(&segment, place, !in_use, cuts)?;
+            let made = self.segments.open(&segment, own, place, !in_use, cuts)?;
             Ok((made, segment.offset.map(|offset| FilePart { file: segment.path, offset })))
         });
         let (made, part) = match opened {
@@ -447,6 +455,8 @@ impl Server {
             (memory, page) = (known.memory, known.page);
             warn!(segment = %name, memory = memory.word(), page, "{place}: `memory` and `page` stay as they are while programs or VMs use it: stop them all, then restart the daemon");
         }
+        let was = known.as_ref().map_or(MemoryFile::Unknown, |known| known.file);
+        let file = self.segments.memory_file(&name).unwrap_or(was);
         let new = made
             || known
                 .as_ref()
@@ -456,6 +466,7 @@ impl Server {
                 && k.readers == readers
                 && k.runtime == runtime
                 && k.own_folder == own_folder
+                && k.file == file
         });
         if let Some(known) = &known {
             // The endpoints of members that have no share in the segment any more.
@@ -488,6 +499,7 @@ impl Server {
                 page,
                 part,
                 own_folder,
+                file,
                 runtime,
             });
         }

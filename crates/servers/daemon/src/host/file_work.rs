@@ -1,14 +1,18 @@
 //! The process that changes a segment's file. A program that has the file open can hold the lock of its inode for ever (a write whose
 //! bytes never come), and each of these calls waits for that lock.
 
+use super::in_use::Alone;
 use crate::spawned::end_with_parent;
 use anyhow::Context as _;
-use rustix::fs::{FallocateFlags, FileType, Gid, Mode, Uid, fallocate, fchmod, fchown, fstat, ftruncate};
+use rustix::fs::{
+    FallocateFlags, FileType, Gid, Mode, OFlags, Uid, fallocate, fchmod, fchown, fstat, ftruncate, open,
+};
 use rustix::io::Errno;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The memory of a truncated file is allocated in pieces of this size, so that the file's lock is free in between. A multiple of all huge
 /// pages that segments can have.
@@ -45,6 +49,9 @@ pub struct Args {
     /// Remove its name.
     #[arg(long)]
     pub remove: bool,
+    /// Remove the file with this path, whatever standard input is, unless others have it.
+    #[arg(long)]
+    pub remove_unused: bool,
 }
 
 impl Args {
@@ -64,6 +71,7 @@ impl Args {
             line.extend(number.into_iter().flat_map(|number| [option.into(), number.to_string().into()]));
         }
         line.extend(self.remove.then(|| "--remove".into()));
+        line.extend(self.remove_unused.then(|| "--remove-unused".into()));
         line
     }
 }
@@ -118,7 +126,29 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             _ => {}
         }
     }
+    if args.remove_unused {
+        remove_unused(&args.path).with_context(|| {
+            format!("{path}, of which this daemon does not know who has it, can be neither examined nor removed (is CAP_LEASE missing, or fs.leases-enable 0?)")
+        })?;
+    }
     Ok(())
+}
+
+/// Removes a file unless others have it. Who opens it at this moment has a file without a name, as if he had come a moment earlier, and
+/// nobody else will ever have its memory.
+fn remove_unused(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(()),
+        // Somebody else examines it in the same way.
+        Err(Errno::AGAIN) => return Ok(()),
+        Err(errno) => return Err(errno.into()),
+    };
+    match Alone::with(&file)? {
+        Some(_alone) => std::fs::remove_file(path),
+        None => Ok(()),
+    }
 }
 
 fn length_of(file: BorrowedFd<'_>) -> u64 {
@@ -191,6 +221,7 @@ mod tests {
             allocate_to: Some(1 << 40),
             mode: Some(0o660),
             remove: true,
+            remove_unused: true,
             ..Args::default()
         };
         let parsed = Cli::parse_from(args.to_command_line()).args;

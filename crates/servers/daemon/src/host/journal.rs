@@ -4,6 +4,9 @@
 //! before the answer that depends on it is sent. Records are not synced one by one: they must outlive the daemon, not the kernel,
 //! because after a reboot nobody is attached any more. Rewriting does sync, in a thread beside the running daemon (`rewrite.rs`).
 //!
+//! After each record, its number is written to another file ([`MarkFile`]), so that a journal which has lost its end is not believed
+//! ([`ginnel_broker::trust`]).
+//!
 //! # When the disk is full
 //!
 //! The next daemon knows only what is in the journal. So a request that gives a client something ([`Record::gives`]) is
@@ -16,9 +19,11 @@
 use ginnel_broker::books::Books;
 use ginnel_broker::lines::{Replayed, line, replay};
 use ginnel_broker::record::Record;
+use ginnel_broker::trust::Mark;
 use ginnel_config::Problem;
+pub use mark::MarkFile;
 use rewrite::{Rewriting, Rewritten};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -26,6 +31,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
+mod mark;
 mod rewrite;
 
 /// A journal is rewritten when it has reached twice its size at the last rewriting plus this number of bytes.
@@ -47,6 +53,9 @@ const REST: u32 = 20;
 pub struct Journal {
     path: PathBuf,
     file: File,
+    /// What the mark says as soon as everything up to here is written.
+    at: Mark,
+    mark: Option<MarkFile>,
     /// The length of the file in bytes.
     len: u64,
     /// The offset up to which the file has allocated space; `None` if the file system does not allocate any.
@@ -91,37 +100,39 @@ impl Journal {
         if replayed.dropped > 0 {
             warn!(path = %path.display(), bytes = replayed.dropped, "journal: its end is torn or damaged and is ignored");
         }
-        if replayed.damaged > 0 {
-            error!(path = %path.display(), lines = replayed.damaged, "journal: damaged lines are ignored, and their records are lost; a crash does not do this: check the disk, then stop all VMs and programs and remove the journal");
-        }
         Ok(replayed)
     }
 
-    /// Writes a new journal with the contents of `books` into `dir`, in place of the old one.
-    pub fn create(dir: &Path, books: &Books) -> io::Result<Self> {
+    /// Writes a new journal with the contents of `books` into `dir`, in place of the old one. `at` has its name and the number of the
+    /// last record of the old one, and `mark` is the file that follows it.
+    pub fn create(dir: &Path, books: &Books, at: Mark, mark: &mut Option<MarkFile>) -> io::Result<Self> {
         let path = dir.join("journal");
-        let (file, len) = rewrite::write_new(&path, books)?;
+        let at = Mark { last: at.last + 1, ..at };
+        let (file, len) = rewrite::write_new(&path, books, at.journal, at.last)?;
         rename(&path)?;
         // This makes the new name durable. A file system that cannot do that does no harm.
         let _ = File::open(dir).and_then(|dir| dir.sync_all());
-        let mut journal = Self::of(path, file);
+        let mut journal = Self::of(path, file, at, mark.take());
         journal.take_file(len);
+        journal.mark();
         Ok(journal)
     }
 
     /// Makes a journal that cannot be written now. It accepts nothing until there is room for all of `books` beside the old file,
     /// which stays meanwhile.
-    pub fn behind(dir: &Path) -> io::Result<Self> {
+    pub fn behind(dir: &Path, at: Mark, mark: Option<MarkFile>) -> io::Result<Self> {
         // Nothing is written to this file.
-        let mut journal = Self::of(dir.join("journal"), File::open(dir)?);
+        let mut journal = Self::of(dir.join("journal"), File::open(dir)?, at, mark);
         (journal.lost, journal.took) = (true, false);
         Ok(journal)
     }
 
-    fn of(path: PathBuf, file: File) -> Self {
+    fn of(path: PathBuf, file: File, at: Mark, mark: Option<MarkFile>) -> Self {
         Self {
             path,
             file,
+            at,
+            mark,
             len: 0,
             space: Some(0),
             took: true,
@@ -139,6 +150,22 @@ impl Journal {
         self.reserve();
     }
 
+    /// Writes the mark, because everything is in the journal.
+    fn mark(&mut self) {
+        if let Some(mark) = &self.mark
+            && let Err(error) = mark.write(&self.at)
+        {
+            // A mark that is behind makes nobody distrust the journal.
+            warn!(%error, "the journal's mark cannot be written: it is not noticed if the journal loses its end");
+            self.mark = None;
+        }
+    }
+
+    /// Returns whether the file still has a name: without one, no other daemon finds it.
+    fn is_there(&self) -> bool {
+        fstat(&self.file).is_ok_and(|stat| stat.st_nlink > 0)
+    }
+
     /// Returns whether the file has all records so far.
     pub fn is_whole(&self) -> bool {
         self.unwritten.is_empty() && !self.lost
@@ -147,6 +174,11 @@ impl Journal {
     /// Returns whether the journal accepts a record that gives something ([`Record::gives`]), and still keeps room for records
     /// that end something.
     pub fn takes(&mut self) -> bool {
+        if !self.lost && !self.is_there() {
+            error!(path = %self.path.display(), "the journal was removed while the daemon runs: it is written anew");
+            (self.lost, self.retry_at) = (true, Instant::now());
+            self.unwritten.clear();
+        }
         let takes = self.is_whole() && (self.has_space() || self.reserve());
         if takes != self.took {
             self.took = takes;
@@ -181,10 +213,14 @@ impl Journal {
         if self.lost {
             return false;
         }
-        let line = line(record);
+        self.at.last += 1;
+        let line = line(self.at.last, record);
         if self.unwritten.is_empty() {
             match self.write(&line) {
-                Ok(()) => return true,
+                Ok(()) => {
+                    self.mark();
+                    return true;
+                }
                 Err((n, error)) => {
                     error!(path = %self.path.display(), %error, "the journal cannot be written: requests for anything new are refused until it can; make room there, or check the disk");
                     self.unwritten.extend_from_slice(&line[n..]);
@@ -232,8 +268,9 @@ impl Journal {
                 self.write_all_anew(books);
             } else {
                 let unwritten = std::mem::take(&mut self.unwritten);
-                if let Err((n, _)) = self.write(&unwritten) {
-                    self.unwritten = unwritten[n..].to_vec();
+                match self.write(&unwritten) {
+                    Ok(()) => self.mark(),
+                    Err((n, _)) => self.unwritten = unwritten[n..].to_vec(),
                 }
             }
             if self.is_whole() {
@@ -285,10 +322,12 @@ impl Journal {
 
     /// Writes a new file from the books, which have all records, because the old file lacks some.
     fn write_all_anew(&mut self, books: &Books) {
-        let written = rewrite::write_new(&self.path, books).and_then(|new| rename(&self.path).map(|()| new));
-        match written {
+        let at = Mark { last: self.at.last + 1, ..self.at };
+        let written = rewrite::write_new(&self.path, books, at.journal, at.last);
+        match written.and_then(|new| rename(&self.path).map(|()| new)) {
             Ok((file, len)) => {
-                (self.file, self.lost, self.rewriting) = (file, false, None);
+                (self.file, self.at, self.lost, self.rewriting) = (file, at, false, None);
+                self.mark();
                 self.unwritten.clear();
                 self.take_file(len);
             }

@@ -3,7 +3,7 @@
 //! | part | what it is |
 //! |---|---|
 //! | [`config`], `accepted` | the configuration file, and the last configuration without a mistake |
-//! | [`journal`] | the changes of the books, on disk |
+//! | [`journal`] | the changes of the books, on disk, and how far they go |
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
 //! | `making`, [`restoring`], [`file_work`] | files of segments that are made while the daemon serves, or that must be changed |
 //! | [`in_use`] | whether anybody else has a file |

@@ -37,6 +37,8 @@ enum Task {
     Change(Identity),
     /// It removes the name of a file.
     Remove,
+    /// It removes a file unless others have it.
+    RemoveUnused,
 }
 
 #[derive(Debug)]
@@ -73,6 +75,8 @@ pub struct Files {
     /// The processes at work, by even numbers: of the tokens of their news. The tokens of their ends have the numbers after these.
     jobs: BTreeMap<u64, Job>,
     numbers: u64,
+    /// A process has removed a file that nobody has.
+    removed: bool,
     /// Makes the command that starts a process with these arguments.
     command: fn(Vec<OsString>) -> Command,
 }
@@ -86,6 +90,7 @@ impl Default for Files {
             all: BTreeMap::new(),
             jobs: BTreeMap::new(),
             numbers: 0,
+            removed: false,
             command: |args| own_program(args),
         }
     }
@@ -253,6 +258,21 @@ impl Files {
         if self.end(number) { Ok(true) } else { Err(io::Error::other("the log says why")) }
     }
 
+    /// Lets a process remove a file unless others have it, and waits for that at most this long.
+    pub fn remove_unused(&mut self, path: &Path, at_most: Duration) -> io::Result<()> {
+        if self.jobs.values().any(|job| job.task == Task::RemoveUnused && job.path == path) {
+            return Ok(());
+        }
+        // The process opens the file itself, because only its own description tells whether there are others.
+        let nothing = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let work = Args { path: path.to_owned(), remove_unused: true, ..Args::default() };
+        let number = self.start(Task::RemoveUnused, &nothing, &work)?;
+        if self.jobs.get(&number).is_some_and(|job| job.process.wait(at_most)) && !self.end(number) {
+            return Err(io::Error::other("the log says why"));
+        }
+        Ok(())
+    }
+
     /// Returns whether the file with this path is being removed.
     pub fn is_removing(&self, path: &Path) -> bool {
         self.jobs.values().any(|job| job.task == Task::Remove && job.path == path)
@@ -282,6 +302,11 @@ impl Files {
         done
     }
 
+    /// Returns whether a process has removed a file that nobody has, since the last call.
+    pub fn take_removed(&mut self) -> bool {
+        std::mem::take(&mut self.removed)
+    }
+
     /// Handles an event with the token of this number. Returns the file if it has got its size back.
     #[must_use]
     pub fn ready(&mut self, number: u64) -> Option<Identity> {
@@ -289,6 +314,7 @@ impl Files {
         let job = self.jobs.get(&number)?;
         let Task::Restore(identity) = job.task else {
             if has_ended {
+                self.removed |= job.task == Task::RemoveUnused && !job.path.exists();
                 self.end(number);
             } else if let Some(poller) = &self.poller {
                 // It says nothing, so this is its end.

@@ -8,6 +8,7 @@ use super::restoring::{Files, Identity};
 use super::{config, memory_limit};
 use ginnel_broker::broker::World;
 use ginnel_broker::objects::sync::SyncUser;
+use ginnel_broker::record::MemoryFile;
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::board::{self, Place};
 use ginnel_layout::channel::Capacities;
@@ -86,6 +87,8 @@ pub struct Segments {
     /// The files that were made since the start. All slices in such a file are new, including those in front of the first one
     /// opened.
     made: BTreeSet<PathBuf>,
+    /// The files of which this daemon does not know who has them, and which were in use when it looked.
+    strange: BTreeSet<PathBuf>,
 }
 
 impl Segments {
@@ -115,10 +118,12 @@ impl Segments {
     }
 
     /// Opens a segment's file, or makes it if there is none and `may_create` is set. Returns whether the segment's memory is new.
-    /// If this daemon's books have its size, a file that is longer was made so by somebody else, and is cut (`cuts`).
+    /// `own` is the file that has its memory; another one with its name is not used. If this daemon's books have its size, a file that
+    /// is longer was made so by somebody else, and is cut (`cuts`).
     pub fn open(
         &mut self,
         config: &config::Segment,
+        own: MemoryFile,
         place: &str,
         may_create: bool,
         cuts: bool,
@@ -128,7 +133,12 @@ impl Segments {
             return Err(Problem::new(place, what, "end the program that has it open and holds its lock"));
         }
         self.prepare(config, place)?;
-        let (file, created) = match existing(config, place, cuts)? {
+        let mut found = existing(config, place, cuts)?;
+        if found.as_ref().is_some_and(|file| !self.is_own(file, &config.path, own)) {
+            found = None;
+            self.replace_strange(config, place, may_create)?;
+        }
+        let (file, created) = match found {
             Some(file) => {
                 // A file of slices grows with them. But if it was truncated while programs or VMs have its pages, it must not grow
                 // back.
@@ -187,6 +197,51 @@ impl Segments {
         let size = config.offset.is_none().then_some(config.size);
         self.files.watch(identity, &config.path, &file, size);
         Ok(created)
+    }
+
+    /// Returns whether a file is the one that has a segment's memory, or is to have it.
+    fn is_own(&self, file: &OwnedFd, path: &Path, own: MemoryFile) -> bool {
+        let identity = fs::fstat(file).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
+        match own {
+            MemoryFile::Unrecorded => true,
+            MemoryFile::Is(device, inode) if (device, inode) == identity => true,
+            // Slices share a file.
+            _ => self.made.contains(path) || self.open.values().any(|open| open.identity == identity),
+        }
+    }
+
+    /// Removes a file that has a segment's name and is not known to have its memory, unless others have it.
+    fn replace_strange(
+        &mut self,
+        config: &config::Segment,
+        place: &str,
+        may_create: bool,
+    ) -> Result<(), Problem> {
+        let path = config.path.display();
+        if !may_create {
+            let what = format!("{path} was replaced, and programs or VMs use the earlier file");
+            return Err(Problem::new(place, what, "stop them all, then restart the daemon"));
+        }
+        // While others are served, only the first look is waited for.
+        let time = if self.strange.insert(config.path.clone()) { REMOVAL } else { Duration::ZERO };
+        self.files.remove_unused(&config.path, time).map_err(|error| {
+            let what = format!("whether anybody uses {path} cannot be found out: {error}");
+            Problem::new(place, what, "see the log; or stop all its users and remove the file")
+        })?;
+        if is_there(config) {
+            let what = format!("{path} is not known to this daemon's journal, and VMs or programs use it");
+            let fix = "stop them all; some seconds later the segment is in service, with an empty file";
+            return Err(Problem::new(place, what, fix));
+        }
+        self.strange.remove(&config.path);
+        warn!(segment = %config.name, path = %path, "its file was not known to this daemon's journal, and nobody used it: it is made anew");
+        Ok(())
+    }
+
+    /// Returns the file that has a segment's memory.
+    pub fn memory_file(&self, name: &Name) -> Option<MemoryFile> {
+        let open = self.open.get(name).filter(|open| open.memory.is_some())?;
+        Some(MemoryFile::Is(open.identity.0, open.identity.1))
     }
 
     /// Changes what is not as it should be of an existing file: its length, memory, owner or mode. A program that has the file open may
@@ -413,6 +468,11 @@ impl Segments {
     /// Handles an event of a process that changes a file. Returns the segments whose file has got its size back.
     pub fn file_work(&mut self, number: u64) -> Vec<Name> {
         self.files.ready(number).map_or_else(Vec::new, |identity| self.in_file(identity))
+    }
+
+    /// Returns whether a file was removed since the last call that a segment out of service has waited for.
+    pub fn take_removed(&mut self) -> bool {
+        self.files.take_removed()
     }
 
     /// Prepares to tell all users of a segment that its file was truncated and has its size again. Returns false if the file was

@@ -336,6 +336,9 @@ impl Server {
             Token::FileWork(number) => {
                 let restored = self.segments.file_work(number);
                 restored.iter().for_each(|segment| self.tell_cut(segment));
+                if self.segments.take_removed() {
+                    self.retry_at = Instant::now();
+                }
             }
             Token::Helper(number) => {
                 let clients = &self.clients;

@@ -4,7 +4,7 @@ use super::accepted::Chosen;
 use super::config::{self, Config};
 use super::declare::listen_as;
 use super::heartbeat::Pulse;
-use super::journal::Journal;
+use super::journal::{Journal, MarkFile};
 use super::own_folder::Folders;
 use super::segments;
 use super::server::Server;
@@ -16,6 +16,7 @@ use anyhow::Context;
 use ginnel_broker::books::Books;
 use ginnel_broker::declared::SegmentSpec;
 use ginnel_broker::record::Hex16;
+use ginnel_broker::trust::{self, Mark, NO_MARK};
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::{HOST_MEMBER, Name};
 use rustix::net::SocketType;
@@ -72,14 +73,14 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer, hangup: &Hangup) -
     let folders = own_folder(&config)?;
     let signals = signals()?;
 
-    let mut books = Journal::read(&config.state_dir)?.books;
-    books.begin(boot_id()?);
-    let journal = Journal::create(&config.state_dir, &books).or_else(|error| {
-        let dir = config.state_dir.display();
-        error!(%dir, %error, "the journal cannot be written: what exists is served, and requests for anything new are refused; make room there, and let the daemon's user write there");
-        Journal::behind(&config.state_dir)
-    })?;
-    let (keeper, held) = Keeper::open(&config.keeper_socket())?;
+    let (books, journal, distrusted) = books(&config)?;
+    let (mut keeper, mut held) = Keeper::open(&config.keeper_socket())?;
+    if distrusted {
+        // Nobody knows any more which VM has which of these doorbells and control memories.
+        for name in std::mem::take(&mut held).into_keys() {
+            keeper.remove(&name)?;
+        }
+    }
     info!(
         version = env!("CARGO_PKG_VERSION"),
         config = %config.file.display(),
@@ -128,6 +129,47 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer, hangup: &Hangup) -
         server.keeper.stop().context("stopping the keeper")?;
     }
     Ok(served?)
+}
+
+/// Reads the books, and makes the new journal. Returns whether the old one is not believed, so that the books have only what is declared.
+fn books(config: &Config) -> anyhow::Result<(Books, Journal, bool)> {
+    let boot_id = boot_id()?;
+    let found = Journal::read(&config.state_dir)?;
+    let file = MarkFile::open(&config.runtime_dir).and_then(|file| file.read().map(|mark| (file, mark)));
+    let (mut file, mark) = file.map(|(file, mark)| (Some(file), mark)).unwrap_or_else(|error| {
+        let dir = config.runtime_dir.display();
+        warn!(%dir, %error, "the journal's mark cannot be read or made: it is not noticed if the journal loses its end");
+        (None, None)
+    });
+    let mark = mark.filter(|mark| mark.boot_id == boot_id && mark.last > 0);
+    let doubt = trust::doubt(&found, mark, boot_id);
+    let last = mark.map_or(0, |mark| mark.last).max(found.last);
+    let mut books = found.books;
+    if let Some(why) = &doubt {
+        let path = config.state_dir.join("journal");
+        error!(path = %path.display(), "the journal is not believed: {why}. What is declared stays. Programs must attach again, and VMs that run must be restarted. Memory is given out again when nobody has it any more. A crash of the daemon does not do this: check the disk, and who writes there");
+        books.distrust();
+    }
+    let at = match (&mark, &file) {
+        (Some(mark), Some(_)) if doubt.is_none() => Mark { last, ..*mark },
+        (_, Some(_)) => Mark { boot_id, journal: Hex16(segments::random()), last },
+        (_, None) => Mark { boot_id, journal: NO_MARK, last },
+    };
+    // A journal that names its mark must have one. As long as there is an old mark, the old journal is in force.
+    if let (None, Some(made)) = (&mark, &file)
+        && let Err(error) = made.write(&Mark { last: 0, ..at })
+    {
+        warn!(%error, "the journal's mark cannot be written: it is not noticed if the journal loses its end");
+        file = None;
+    }
+    let at = if file.is_none() { Mark { journal: NO_MARK, ..at } } else { at };
+    books.begin(boot_id);
+    let journal = Journal::create(&config.state_dir, &books, at, &mut file).or_else(|error| {
+        let dir = config.state_dir.display();
+        error!(%dir, %error, "the journal cannot be written: what exists is served, and requests for anything new are refused; make room there, and let the daemon's user write there");
+        Journal::behind(&config.state_dir, at, file)
+    })?;
+    Ok((books, journal, doubt.is_some()))
 }
 
 /// Keeps the number of doorbells that running VMs were given, whatever the configuration says now.
@@ -342,7 +384,7 @@ impl Server {
             ..spec
         };
         let place = format!("segment {name}");
-        let part = known.part.clone();
+        let (part, own) = (known.part.clone(), known.file);
         let segment = self.config.segment(name.as_str(), &spec, &place);
         let at_old_place = !known.own_folder;
         let segment = segment.map(|segment| if at_old_place { segment.at_old_place() } else { segment });
@@ -350,7 +392,9 @@ impl Server {
             Some(part) => segment.at(&part.file, part.offset),
             None => segment,
         });
-        if let Err(problem) = segment.and_then(|segment| self.segments.open(&segment, &place, false, true)) {
+        if let Err(problem) =
+            segment.and_then(|segment| self.segments.open(&segment, own, &place, false, true))
+        {
             warn!("{problem}");
         }
     }

@@ -9,7 +9,7 @@ use crate::lines::{self, Replayed};
 use crate::memory::MemoryKind;
 use crate::process::Process;
 use crate::programs::{Message, NotOpen, Programs};
-use crate::record::{Hex16, Record, Text};
+use crate::record::{Hex16, MemoryFile, Record, Text};
 use crate::reply;
 use crate::vectors::Told;
 use ginnel_layout::relay::RelayKind;
@@ -214,6 +214,7 @@ impl Server {
             page,
             part: None,
             own_folder: true,
+            file: MemoryFile::Unrecorded,
             runtime: None,
         });
         for &member in members {
@@ -353,7 +354,7 @@ impl Server {
     }
 
     fn append(&mut self, record: &Record) {
-        let line = lines::line(record);
+        let line = lines::line(0, record);
         if self.disk == Disk::Fails || !self.unwritten.is_empty() {
             self.unwritten.extend(line);
             self.recorded &= !record.gives();
@@ -487,7 +488,7 @@ impl Server {
     pub fn journal_makes_the_books(&self) {
         let whole = [self.journal.as_slice(), &self.unwritten].concat();
         assert!(Self::replayed(&whole) == *self.broker.books(), "the journal makes other books");
-        let dumped: Vec<u8> = self.broker.books().dump().flat_map(|record| lines::line(&record)).collect();
+        let dumped: Vec<u8> = lines::snapshot(self.broker.books(), Hex16::default(), 0).flatten().collect();
         assert!(Self::replayed(&dumped) == *self.broker.books(), "a dump makes other books");
     }
 
@@ -507,7 +508,7 @@ impl Server {
             self.given = Given::default();
         }
         books.begin(Hex16([self.boots; 16]));
-        self.journal = books.dump().flat_map(|record| lines::line(&record)).collect();
+        self.journal = lines::snapshot(&books, Hex16::default(), 0).flatten().collect();
         self.shadow = books.clone();
         self.broker = Broker::new(books, limits(), VECTORS, 0);
         self.configure();

@@ -63,7 +63,7 @@ fn a_sudden_end_is_worked_through_in_turns() {
     let records = |bench: &mut Bench, effects: Vec<Effect>| {
         for effect in &effects {
             if let Effect::Record(record) = effect {
-                bench.journal.extend(lines::line(record));
+                bench.journal.extend(lines::line(0, record));
             }
         }
         effects.len()
@@ -201,6 +201,7 @@ fn returning_and_unlistening_cost_only_what_waits() {
         page: 4096,
         part: None,
         own_folder: true,
+        file: MemoryFile::Unrecorded,
         runtime: None,
     }));
     let vectors = bench.broker.books.allot(&big, 0, bench.broker.vectors);

@@ -120,6 +120,7 @@ fn doorbells_are_named_in_the_form_that_the_caller_can_use() {
         page: 2 << 20,
         part: None,
         own_folder: true,
+        file: MemoryFile::Unrecorded,
         runtime: None,
     }));
     let vectors = bench.broker.books.allot(&name("web"), 2, 4);

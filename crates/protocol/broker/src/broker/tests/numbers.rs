@@ -11,7 +11,7 @@ fn resumed(records: &[&str]) -> Bench {
     }
     let replayed = lines::replay(&text);
     assert_eq!((replayed.records, replayed.dropped, replayed.invalid_records), (records.len(), 0, 0));
-    let journal = replayed.books.dump().flat_map(|record| lines::line(&record)).collect();
+    let journal = lines::snapshot(&replayed.books, Hex16::default(), 0).flatten().collect();
     let broker = Broker::new(replayed.books, Limits::default(), 4, 0);
     let mut bench = Bench { broker, world: TestWorld::default(), journal, next: 0, timers: BTreeMap::new() };
     assert!(bench.broker.note(Record::Vectors { segment: Text(name("web")), member: 0, vectors: vec![1] }));
@@ -61,7 +61,7 @@ fn a_listener_number_is_reused_only_when_it_is_free() {
     };
     assert_eq!([number("a"), number("b"), number("c")], [u32::MAX - 1, u32::MAX, 1]);
     // The next daemon does not start again with 1, which is taken.
-    let dump: Vec<u8> = bench.broker.books().dump().flat_map(|record| lines::line(&record)).collect();
+    let dump: Vec<u8> = lines::snapshot(bench.broker.books(), Hex16::default(), 0).flatten().collect();
     let books = lines::replay(&dump).books;
     assert_eq!(books.free_listener(), 2);
 }

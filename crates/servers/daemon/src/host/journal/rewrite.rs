@@ -6,7 +6,9 @@
 //! moment, either the old journal or the new one is left, and both have the same contents.
 
 use ginnel_broker::books::Books;
-use ginnel_broker::lines::{Replayed, line};
+use ginnel_broker::lines::{Replayed, snapshot};
+use ginnel_broker::record::Hex16;
+use ginnel_broker::trust::NO_MARK;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -57,9 +59,9 @@ impl Rewriting {
 /// Makes the new journal, except for the last part of it.
 pub(super) fn rewrite(path: &Path, len: u64) -> io::Result<Rewritten> {
     let old = File::open(path)?;
-    let books = read(&old, len)?;
-    let (file, new_len) = write_new(path, &books)?;
-    drop(books);
+    let read = read(&old, len)?;
+    let (file, new_len) = write_new(path, &read.books, read.journal.unwrap_or(NO_MARK), read.last)?;
+    drop(read);
     let mut new = Rewritten { file, len: new_len, old, upto: len };
     for _ in 0..ROUNDS {
         let end = new.old.metadata()?.len();
@@ -72,18 +74,21 @@ pub(super) fn rewrite(path: &Path, len: u64) -> io::Result<Rewritten> {
     Ok(new)
 }
 
-/// Returns the books of the first `len` bytes of a journal.
-fn read(file: &File, len: u64) -> io::Result<Books> {
+/// Returns the contents of the first `len` bytes of a journal.
+fn read(file: &File, len: u64) -> io::Result<Replayed> {
     let mut lines = BufReader::with_capacity(1 << 20, file.take(len));
     let (mut replayed, mut text) = (Replayed::default(), Vec::new());
     while lines.read_until(b'\n', &mut text)? > 0 {
         // The daemon has written all of it and has made the same books of it, so every line must be good.
-        if text.pop() != Some(b'\n') || !replayed.line(&text) || replayed.invalid_records > 0 {
+        if text.pop() != Some(b'\n')
+            || !replayed.line(&text)
+            || replayed.invalid_records + replayed.misplaced > 0
+        {
             return Err(io::Error::other("it differs from the daemon's books; restart the daemon"));
         }
         text.clear();
     }
-    Ok(replayed.books)
+    Ok(replayed)
 }
 
 impl Rewritten {
@@ -106,15 +111,14 @@ pub fn new_path(path: &Path) -> PathBuf {
     path.with_extension("new")
 }
 
-/// Writes and syncs a new journal beside the old one. Returns it and its length.
-pub fn write_new(path: &Path, books: &Books) -> io::Result<(File, u64)> {
+/// Writes and syncs a new journal beside the old one, with this name and all records up to number `last`. Returns it and its length.
+pub fn write_new(path: &Path, books: &Books, name: Hex16, last: u64) -> io::Result<(File, u64)> {
     let new = new_path(path);
     let _ = std::fs::remove_file(&new); // A daemon that was killed in this function may have left it.
     let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&new)?;
     let mut out = BufWriter::with_capacity(1 << 20, file);
     let (mut len, mut synced) = (0, 0);
-    for record in books.dump() {
-        let line = line(&record);
+    for line in snapshot(books, name, last) {
         out.write_all(&line)?;
         len += line.len() as u64;
         if len - synced >= SYNC {

@@ -2,6 +2,7 @@
 
 use super::*;
 use ginnel_broker::record::{Hex16, Text};
+use ginnel_broker::trust::doubt;
 use ginnel_layout::Name;
 use kit::wait::wait_until;
 use rewrite::new_path;
@@ -34,7 +35,8 @@ impl Pair {
             format: ginnel_broker::lines::FORMAT,
         };
         books.apply(&start).unwrap();
-        let journal = Journal::create(dir.path(), &books).unwrap();
+        let at = Mark { boot_id, journal: Hex16([9; 16]), last: 0 };
+        let journal = Journal::create(dir.path(), &books, at, &mut MarkFile::open(dir.path()).ok()).unwrap();
         Self { dir, journal, books }
     }
 
@@ -57,6 +59,17 @@ impl Pair {
         let read = Journal::read(self.dir.path()).unwrap();
         assert_eq!((read.dropped, read.damaged, read.invalid_records, read.skipped), (0, 0, 0, 0));
         assert!(read.books == self.books, "the next daemon would know something else");
+        assert_eq!(doubt(&read, self.mark(), self.books.boot_id), None);
+    }
+
+    /// The next daemon starts.
+    fn again(&mut self) {
+        let mut mark = MarkFile::open(self.dir.path()).ok();
+        self.journal = Journal::create(self.dir.path(), &self.books, self.journal.at, &mut mark).unwrap();
+    }
+
+    fn mark(&self) -> Option<Mark> {
+        MarkFile::open(self.dir.path()).unwrap().read().unwrap()
     }
 
     fn len(&self) -> u64 {
@@ -85,7 +98,7 @@ fn a_long_journal_is_rewritten_while_it_grows() {
     pair.check();
     assert!(pair.len() < 2 * GROWTH + (1 << 16), "{} bytes", pair.len());
     // The next daemon continues from the state of this one.
-    pair.journal = Journal::create(pair.dir.path(), &pair.books).unwrap();
+    pair.again();
     assert!(!new_path(&pair.path()).exists());
     pair.check();
 }
@@ -112,7 +125,7 @@ fn a_kill_at_any_point_of_a_rewriting_loses_nothing() {
     pair.check();
     // A half-written file of a killed daemon does not disturb the next daemon.
     std::fs::write(&new, b"torn").unwrap();
-    pair.journal = Journal::create(pair.dir.path(), &pair.books).unwrap();
+    pair.again();
     pair.check();
 }
 
@@ -200,7 +213,7 @@ fn optional_records_of_a_newer_daemon_are_skipped_and_others_refused() {
     if let Record::Start { format, .. } = &mut start {
         *format += 1;
     }
-    let problem = with(&line(&start)).1.unwrap_err().to_string();
+    let problem = with(&line(2, &start)).1.unwrap_err().to_string();
     assert!(problem.contains(&format!("format {}", ginnel_broker::lines::FORMAT + 1)), "{problem}");
 }
 
@@ -243,11 +256,53 @@ fn a_journal_that_could_not_be_made_is_made_later() {
     let mut pair = Pair::new();
     pair.grow(20);
     let old = std::fs::read(pair.path()).unwrap();
-    pair.journal = Journal::behind(pair.dir.path()).unwrap();
+    pair.journal =
+        Journal::behind(pair.dir.path(), pair.journal.at, MarkFile::open(pair.dir.path()).ok()).unwrap();
     assert!(!pair.journal.takes());
     pair.grow(4);
     assert_eq!(std::fs::read(pair.path()).unwrap(), old, "the old one stays as it is");
     pair.journal.settle(&pair.books);
     assert!(pair.journal.takes());
+    pair.check();
+}
+
+#[test]
+fn a_journal_that_is_removed_while_the_daemon_runs_is_written_anew() {
+    let mut pair = Pair::new();
+    pair.grow(20);
+    std::fs::remove_file(pair.path()).unwrap();
+    pair.grow(1);
+    // A daemon that starts now does not believe what it finds.
+    let found = Journal::read(pair.dir.path()).unwrap();
+    assert!(doubt(&found, pair.mark(), pair.books.boot_id).is_some());
+    assert!(!pair.journal.takes());
+    pair.journal.settle(&pair.books);
+    assert!(pair.journal.takes());
+    pair.grow(3);
+    pair.check();
+    // Another file in its place is not the journal.
+    std::fs::write(new_path(&pair.path()), b"x").unwrap();
+    rename(&pair.path()).unwrap();
+    assert!(!pair.journal.takes());
+    pair.journal.settle(&pair.books);
+    pair.check();
+}
+
+#[test]
+fn the_mark_is_never_in_front_of_the_journal() {
+    let mut pair = Pair::new();
+    pair.grow(5);
+    let marked = pair.mark().unwrap();
+    assert_eq!(marked.last, pair.journal.at.last);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let file = std::mem::replace(&mut pair.journal.file, full);
+    pair.grow(3);
+    assert_eq!(pair.mark(), Some(marked));
+    let found = Journal::read(pair.dir.path()).unwrap();
+    assert_eq!(doubt(&found, pair.mark(), pair.books.boot_id), None);
+    pair.journal.file = file;
+    pair.journal.retry_at = Instant::now();
+    pair.journal.settle(&pair.books);
+    assert_eq!(pair.mark().unwrap().last, marked.last + 3);
     pair.check();
 }
