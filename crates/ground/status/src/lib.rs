@@ -46,6 +46,9 @@ pub struct Daemon {
     pub pid: u32,
     /// The number of starts of the daemon so far.
     pub generation: u64,
+    /// The daemon is looking for the processes that have the segments. The segments show what the last look has found. Shown to
+    /// administrators only.
+    pub is_looking: bool,
     /// Seconds since the daemon started.
     pub uptime: u64,
     /// The mistake in the configuration file, if there is one; the last good configuration is then in effect. Shown to
@@ -158,6 +161,8 @@ pub struct Segment {
     pub used: u64,
     /// The segment was made at run time and not by the configuration.
     pub runtime: bool,
+    /// The processes that have the segment's file and are no members, as far as the daemon has seen them. Shown to administrators only.
+    pub strangers: Vec<Holder>,
     /// The segment's mappings in VMs.
     pub mappings: Vec<Mapping>,
 }
@@ -167,6 +172,18 @@ impl Segment {
     pub fn is_reader(&self, member: &str) -> bool {
         self.readers.iter().any(|reader| reader == member)
     }
+}
+
+/// A process that has the file of a segment.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Holder {
+    /// The name of the VM, if the process is or was the QEMU of one.
+    pub vm: Option<String>,
+    /// The process number.
+    pub pid: u32,
+    /// The name that the process has given itself.
+    pub command: String,
 }
 
 /// The mapping of a segment in a VM.

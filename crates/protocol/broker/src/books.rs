@@ -144,6 +144,9 @@ pub struct Segment {
     pub vectors: BTreeMap<u32, Vec<u32>>,
     /// The file was truncated while it was in use. It may be as long as before, but the data that was cut off is lost.
     pub cut: bool,
+    /// The processes of former members that may still have the file, with the names of their VMs. `None` if no member was removed since
+    /// the file was new. While one of the processes runs, the segment is out of service.
+    pub former: Option<BTreeMap<Process, Name>>,
 }
 
 /// An endpoint, which one process has attached and others may have joined.
@@ -270,6 +273,13 @@ impl Segment {
         Self { members, readers, ..self.clone() }.declaration()
     }
 
+    /// Returns the record of its former members, if there is anything to record.
+    fn dump_former(&self) -> Option<Record> {
+        let processes = self.former.as_ref()?;
+        let processes = processes.iter().map(|(process, vm)| (Text(*vm), *process)).collect();
+        Some(Record::SegmentFormer { name: Text(self.name), processes: Some(processes) })
+    }
+
     /// Returns the offset in its file at which the segment begins.
     pub fn file_offset(&self) -> u64 {
         self.part.as_ref().map_or(0, |part| part.offset)
@@ -288,6 +298,8 @@ impl Books {
             // No file is left at an old place.
             let old = self.segments.values().filter(|segment| !segment.own_folder);
             records.extend(old.map(|old| Segment { own_folder: true, ..old.clone() }.declaration()));
+            let waiting = self.segments.values().filter(|segment| segment.former.is_some());
+            records.extend(waiting.map(|s| Record::SegmentFormer { name: Text(s.name), processes: None }));
         }
         records.push(Record::Start {
             boot_id,
@@ -435,6 +447,7 @@ impl Books {
                     _ => Arena::of_segment(*size),
                 };
                 let cut = self.segments.get(&name.0).is_some_and(|s| s.cut);
+                let former = self.segments.get(&name.0).and_then(|s| s.former.clone());
                 let mut vectors = self.segments.get(&name.0).map(|s| s.vectors.clone()).unwrap_or_default();
                 vectors.retain(|member, _| members.contains(member));
                 let segment = Segment {
@@ -452,6 +465,7 @@ impl Books {
                     arena,
                     vectors,
                     cut,
+                    former,
                 };
                 self.segments.insert(name.0, segment);
                 Ok(())
@@ -460,6 +474,16 @@ impl Books {
                 let segment =
                     self.segments.get_mut(&name.0).ok_or(InvalidRecord("an unknown segment was cut"))?;
                 segment.cut = *cut;
+                Ok(())
+            }
+            Record::SegmentFormer { name, processes } => {
+                let segment = self
+                    .segments
+                    .get_mut(&name.0)
+                    .ok_or(InvalidRecord("former members of an unknown segment"))?;
+                let map =
+                    |all: &Vec<(Text, Process)>| all.iter().map(|(vm, process)| (*process, vm.0)).collect();
+                segment.former = processes.as_ref().map(map);
                 Ok(())
             }
             Record::SegmentRemoved { name } => {
@@ -577,6 +601,7 @@ impl Books {
         let segments = self.segments.values().map(Segment::declaration);
         let cut = self.segments.values().filter(|segment| segment.cut);
         let cut = cut.map(|segment| Record::SegmentCut { name: Text(segment.name), cut: true });
+        let former = self.segments.values().filter_map(Segment::dump_former);
         let vectors = self.segments.values().flat_map(|segment| {
             segment.vectors.iter().map(|(member, vectors)| Record::Vectors {
                 segment: Text(segment.name),
@@ -591,6 +616,7 @@ impl Books {
             .chain(self.members.values().flat_map(Member::dump))
             .chain(segments)
             .chain(cut)
+            .chain(former)
             .chain(vectors)
             .chain(endpoints)
             .chain(ending)

@@ -123,6 +123,13 @@ pub enum Record {
         /// True if the file was truncated, false if the segment is whole again.
         cut: bool,
     },
+    /// Members have lost their share in a segment, or the right to write in it, and may still have its file.
+    SegmentFormer {
+        /// The segment's name.
+        name: Text,
+        /// Their processes, each with the name of its VM, if that is known. `None` if none of them can have the file any more.
+        processes: Option<Vec<(Text, Process)>>,
+    },
     /// A segment was removed. Earlier records have declared its endpoints dead.
     SegmentRemoved {
         /// The segment's name.
@@ -216,6 +223,7 @@ impl Record {
             | Self::Left { .. }
             | Self::Session { .. }
             | Self::SegmentCut { .. }
+            | Self::SegmentFormer { .. }
             | Self::SegmentRemoved { .. }
             // This process must not be taken for dead, so the books keep it as an owner even if the journal does not have it yet.
             | Self::OwnerJoined { .. }

@@ -2,7 +2,9 @@
 
 use anyhow::{Context, Result, anyhow};
 use ginnel::Daemon;
-pub use ginnel_status::{Block, Channel, Inspect, Lock, Mapping, Member, MemoryKind, Segment, Side, User};
+pub use ginnel_status::{
+    Block, Channel, Holder, Inspect, Lock, Mapping, Member, MemoryKind, Segment, Side, User,
+};
 
 /// Asks the daemon for its status.
 pub fn ask(daemon: &mut Daemon) -> Result<Inspect> {

@@ -1,14 +1,18 @@
 //! `ginnel status`.
 
-use crate::inspect::{Inspect, Mapping, Member, Segment};
+use crate::inspect::{Holder, Inspect, Mapping, Member, Segment};
 use crate::output::{self, Table};
 use crate::qemu_args::IOMMU;
 use anyhow::{Context, Result};
 use ginnel::Daemon;
+use std::time::{Duration, Instant};
 
 /// The speed below which a mapping seems to be uncached. A cached mapping copies at several GB/s, and an emulated
 /// processor at some hundred MB/s; uncached memory is slower.
 const UNCACHED_MB_S: u64 = 300;
+/// How long the daemon may look for the processes that have segments, and how often it is asked meanwhile.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Shows the daemon, members, segments, programs and channels.
 ///
@@ -23,13 +27,28 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let mut daemon = Daemon::connect()?;
-    let text = daemon.inspect().context("asking the daemon for its status")?;
+    let text = ask(&mut daemon)?;
     if args.json {
         let value: serde_json::Value =
             serde_json::from_str(&text).context("the daemon's status is not JSON")?;
         return output::json(&value);
     }
     output::line(page(&crate::inspect::parse(&text)?, daemon.member_name()))
+}
+
+/// Returns the daemon's answer. An administrator's request makes the daemon look for the processes that have segments, which takes it a
+/// moment. Its answer shows what it has seen last, so this asks again when it has looked.
+fn ask(daemon: &mut Daemon) -> Result<String> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let text = daemon.inspect().context("asking the daemon for its status")?;
+        // An answer that is not understood here is shown or refused elsewhere.
+        let looks = crate::inspect::parse(&text).is_ok_and(|inspect| inspect.daemon.is_looking);
+        if !looks || Instant::now() >= until {
+            return Ok(text);
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// Returns the whole page.
@@ -278,6 +297,14 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
                  file, and restart the daemon"
             ));
         }
+        if !segment.strangers.is_empty() {
+            let who: Vec<String> = segment.strangers.iter().map(stranger).collect();
+            warnings.push(format!(
+                "segment {name} is in the memory of processes that are no members of it: {}; end them, or take the segment out of \
+                 their command lines",
+                who.join(", ")
+            ));
+        }
         if segment.info_block_repairs + segment.header_repairs > 0 {
             warnings.push(format!(
                 "somebody who controls a member's kernel damages the front of segment {name} (ndctl and daxctl do this); \
@@ -296,6 +323,14 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
         warnings.extend(segment.mappings.iter().filter_map(|mapping| mapping_warning(name, mapping)));
     }
     warnings
+}
+
+fn stranger(holder: &Holder) -> String {
+    let Holder { vm, pid, command } = holder;
+    match vm {
+        Some(vm) => format!("VM {vm} (process {pid})"),
+        None => format!("process {pid} ({command})"),
+    }
 }
 
 /// Returns the VMs whose kernels trust, at boot, data that other members can write into the segment.
@@ -353,6 +388,7 @@ mod tests {
         "segments": [
             {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel/web", "members": ["host", "vm-a"], "used": 4096,
              "memory": "bar", "page": 4096,
+             "strangers": [{"vm": "vm-b", "pid": 43, "command": "qemu-system-x86"}, {"vm": null, "pid": 9, "command": "cat"}],
              "broken": true, "mappings": [{"member": "vm-a", "kind": "bar", "read_mb_s": 90, "write_mb_s": 900}]},
             {"name": "db", "size": 4194304, "path": null, "members": ["vm-a"], "memory": "dax", "page": 2097152,
              "mappings": [{"member": "vm-a", "kind": "none", "read_mb_s": 0, "write_mb_s": 0}]},
@@ -396,6 +432,7 @@ mod tests {
             "vm-a has no interrupts",
             "vm-b runs without a guest daemon",
             "web is broken",
+            "web is in the memory of processes that are no members of it: VM vm-b (process 43), process 9 (cat);",
             "web is slow in VM vm-a (90 MB/s)",
             "vm-a has no device for segment db",
             "news: the kernel of VM vm-a trusts the other members",
@@ -403,7 +440,7 @@ mod tests {
         ] {
             assert!(page.contains(warning), "{warning:?} is missing in\n{page}");
         }
-        assert_eq!(page.matches("warning:").count(), 8, "{page}");
+        assert_eq!(page.matches("warning:").count(), 9, "{page}");
     }
 
     #[test]

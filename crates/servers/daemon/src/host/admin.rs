@@ -92,8 +92,15 @@ impl Server {
             return self.segment_again(declared, &name, &spec).map(Some);
         }
         let segment = self.new_segment(&name, &spec)?;
+        if self.segments.is_removing(&segment.path) {
+            return Err(still_removed(&segment));
+        }
         let place = format!("segment {name}");
         self.segments.prepare(&segment, &place)?;
+        self.segments.remove_leftover(&segment, &place)?;
+        if self.segments.is_removing(&segment.path) {
+            return Err(still_removed(&segment));
+        }
         // The slices of a file follow each other in it, so this file grows here and not in a thread.
         if segment.shared_file.is_some() || segment.path.exists() {
             return self.segment_declare(&name, spec).map(Some);
@@ -298,6 +305,14 @@ impl Server {
         self.retire_vm(number);
         Ok(json!({}))
     }
+}
+
+fn still_removed(segment: &config::Segment) -> Refusal {
+    let text = format!(
+        "{} of an earlier segment is still being removed, because a program that has it open holds its lock: end that program",
+        segment.path.display()
+    );
+    Refusal::new(ErrorCode::IN_USE, text)
 }
 
 #[derive(serde::Deserialize)]

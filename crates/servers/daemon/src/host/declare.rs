@@ -379,8 +379,22 @@ impl Server {
                 readers.insert(number);
             }
         }
+        let known = self.broker.books().segments.get(&name).cloned();
+        let declared = segment;
+        let mut former = self.running_former(&name);
+        let said = self.segments.why_broken(&name).map(str::to_owned);
+        if known.as_ref().is_some_and(|known| known.former.is_some()) {
+            if self.is_unused(&name, &members) {
+                self.renew(declared);
+                return self.declare_segment(declared, runtime, place, lenient);
+            }
+            if !former.is_empty() && self.nobody_has(&name, &members) {
+                former.clear();
+            } else if !former.is_empty() && self.segments.is_withheld(&name) {
+                return Ok(()); // It is open, and its former members still run.
+            }
+        }
         let books = self.broker.books();
-        let known = books.segments.get(&name).cloned();
         // Slices share a file. Nobody has memory of a file that the books do not know.
         let slices = books.segments.values().filter(|other| {
             let file = other.part.as_ref().map(|part| &part.file);
@@ -412,6 +426,9 @@ impl Server {
         }
         let located = self.located(segment, known.as_ref().map(|known| (known, in_use)), place);
         let opened = located.and_then(|segment| {
+            if known.is_none() {
+                self.segments.remove_leftover(&segment, place)?;
+            }
             let cuts = known.as_ref().is_some_and(|known| known.size == segment.size);
             let made = self.segments.open(&segment, own, place, !in_use, cuts)?;
             Ok((made, segment.offset.map(|offset| FilePart { file: segment.path, offset })))
@@ -439,6 +456,14 @@ impl Server {
                 return Err(problem.into());
             }
         };
+        if !former.is_empty() {
+            self.broker.segment_ends(&name);
+            self.run_effects();
+            if self.is_unused(&name, &members) {
+                self.renew(declared);
+                return self.declare_segment(declared, runtime, place, lenient);
+            }
+        }
         let uuid = known.as_ref().map_or_else(|| Hex16(segments::random()), |known| known.uuid);
         let size = match (&known, in_use) {
             (Some(known), true) => known.size,
@@ -500,13 +525,19 @@ impl Server {
                 part,
                 own_folder,
                 file,
-                runtime,
+                runtime: runtime.clone(),
             });
         }
         self.allot_vectors(&name)?;
         self.broker.set_access(name, segment.access.clone());
         let generation = self.broker.books().generation;
         self.segments.write_front(Front { name, uuid: uuid.0, size, memory, page, generation }, new);
+        if !former.is_empty() {
+            self.withhold(&name, &former, said.as_deref());
+            self.out_of_service.insert(name, (wanted.clone(), runtime, place.to_owned()));
+        } else if known.as_ref().is_some_and(|known| known.former.is_some()) {
+            self.forget_former(&name);
+        }
         if known.is_some_and(|known| known.cut) {
             if !in_use {
                 self.broker.note(Record::SegmentCut { name: Text(name), cut: false });

@@ -153,6 +153,7 @@ impl Server {
                 role: "host".to_owned(),
                 pid: std::process::id(),
                 generation: books.generation,
+                is_looking: viewer.is_administrator() && self.looks.is_looking(),
                 uptime: self.started.elapsed().as_secs(),
                 config_mistake: self.config.mistake.clone().filter(|_| viewer.is_administrator()),
                 connections: viewer.is_administrator().then(|| self.clients.len() + self.programs.count()),
@@ -248,6 +249,11 @@ impl Server {
                             .map(Into::into),
                         used: segment.arena.used(),
                         runtime: segment.runtime.is_some(),
+                        strangers: if viewer.is_administrator() {
+                            self.strangers_in(segment)
+                        } else {
+                            Vec::new()
+                        },
                         mappings: mappings.map(|(n, m)| mapping(member_name(books, n), &m)).collect(),
                     }
                 });

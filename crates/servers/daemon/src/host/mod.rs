@@ -7,6 +7,7 @@
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
 //! | `making`, [`restoring`], [`file_work`] | files of segments that are made while the daemon serves, or that must be changed |
 //! | [`in_use`] | whether anybody else has a file |
+//! | `former`, [`holders`] | processes that have a segment's file and are no members |
 //! | `memory_limit` | the memory that the daemon's cgroups leave to it |
 //! | `doorbells`, `ringing` | the eventfds of doorbells, their announcement to QEMUs, and the threads that ring them |
 //! | [`server`], `turns`, `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
@@ -26,8 +27,10 @@ mod doorbells;
 mod fence;
 pub mod file_work;
 mod fixed_size;
+mod former;
 mod front;
 mod heartbeat;
+pub mod holders;
 mod holds;
 pub mod in_use;
 mod inspect;

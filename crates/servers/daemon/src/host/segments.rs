@@ -89,12 +89,19 @@ pub struct Segments {
     made: BTreeSet<PathBuf>,
     /// The files of which this daemon does not know who has them, and which were in use when it looked.
     strange: BTreeSet<PathBuf>,
+    /// The journal is not believed, so files that the books do not know may be in use by those who should have them.
+    is_doubtful: bool,
 }
 
 impl Segments {
     /// Starts without segments; `files` watches those that are opened.
     pub fn new(files: Files, folders: Folders) -> Self {
         Self { files, folders, ..Self::default() }
+    }
+
+    /// Notes that the journal is not believed.
+    pub fn doubt(&mut self) {
+        self.is_doubtful = true;
     }
 
     /// Makes and checks the folder of a segment's file.
@@ -297,6 +304,41 @@ impl Segments {
             return Err(Problem::new(place, what, fix));
         }
         Ok(())
+    }
+
+    /// Removes the file that an earlier segment of this name has left. Whoever has that file would have the new segment's memory too.
+    pub fn remove_leftover(&mut self, config: &config::Segment, place: &str) -> Result<(), Problem> {
+        // Slices that are new lie behind everything that was ever in their file. A file of another size is refused elsewhere: the
+        // configuration may be wrong. And if the journal is not believed, `open` finds out whether anybody has the file.
+        let size = || fs::lstat(&config.path).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+        if config.offset.is_some() || self.is_doubtful || self.made.contains(&config.path) {
+            return Ok(());
+        }
+        self.prepare(config, place)?;
+        if !is_there(config) || size() != config.size || self.files.is_removing(&config.path) {
+            return Ok(());
+        }
+        let path = config.path.display();
+        warn!(segment = %config.name, %path, "this file of an earlier segment is removed: the new segment gets a new one");
+        self.files.remove(&config.path, REMOVAL).map(drop).map_err(|error| {
+            Problem::new(
+                place,
+                format!("{path} of an earlier segment cannot be removed: {error}"),
+                "remove it",
+            )
+        })
+    }
+
+    /// Puts a segment out of service whose file is as it should be. The endpoints that it has still see in its memory what becomes of them.
+    pub fn withhold(&mut self, name: &Name, why: String) {
+        if let Some(open) = self.open.get_mut(name) {
+            (open.broken, open.why) = (true, Some(why));
+        }
+    }
+
+    /// Returns whether a segment is out of service although its file is as it should be.
+    pub fn is_withheld(&self, name: &Name) -> bool {
+        self.open.get(name).is_some_and(|open| open.memory.is_some() && open.why.is_some())
     }
 
     /// Registers a segment whose file cannot be used, for programs that still have its memory and for status requests.

@@ -2,6 +2,7 @@
 
 use super::clients::Clients;
 use super::config::{self, Config};
+use super::holders::Looks;
 use super::holds::Timers;
 use super::journal::Journal;
 use super::making::Making;
@@ -76,6 +77,8 @@ pub enum Token {
     FileWork(u64),
     /// A helper for descriptors that programs have sent.
     Helper(u64),
+    /// A process that looks for those that have segments.
+    Look(u64),
     /// The descriptor that becomes readable when a signal has come.
     Signal,
     /// The one for SIGHUP.
@@ -104,6 +107,7 @@ impl From<Token> for u64 {
             Token::Helper(number) => (13, number),
             Token::Hangup => (14, 0),
             Token::Reread => (15, 0),
+            Token::Look(number) => (16, number),
         };
         number << KIND_BITS | kind
     }
@@ -128,6 +132,7 @@ impl Token {
             13 => Self::Helper(number),
             14 => Self::Hangup,
             15 => Self::Reread,
+            16 => Self::Look(number),
             _ => return None,
         })
     }
@@ -140,6 +145,8 @@ pub enum Watched {
     Owner(u32, u32),
     /// The QEMU of a member.
     Qemu(u32),
+    /// The time for which a segment is out of service, because the process has its file as that of a former member.
+    Former(Name),
 }
 
 /// The running daemon.
@@ -194,6 +201,8 @@ pub struct Server {
     pub(super) places: BTreeMap<(PathBuf, Name), (u64, u64)>,
     /// The time at which to try again to serve these.
     pub(super) retry_at: Instant,
+    /// The processes that have segments.
+    pub(super) looks: Looks,
     /// Files of segments may have been truncated.
     restore: bool,
     next_client: u64,
@@ -257,6 +266,7 @@ impl Server {
             making,
             rereading,
             retry_at: Instant::now(),
+            looks: Looks::default(),
             restore: false,
             next_client: 1,
             last_look: Instant::now(),
@@ -306,6 +316,7 @@ impl Server {
             self.end_pauses();
             self.beat();
             self.give_up_stopping();
+            self.looks.give_up(&self.poller);
             logging::tell_left_out();
         }
     }
@@ -320,6 +331,7 @@ impl Server {
                     match thing {
                         Watched::Owner(endpoint, epoch) => self.broker.owner_ended(endpoint, epoch, process),
                         Watched::Qemu(member) => self.vm_gone(member),
+                        Watched::Former(_) => self.retry_at = Instant::now(),
                     }
                 }
             }
@@ -345,6 +357,7 @@ impl Server {
                 self.strangers.ready(&self.poller, number, |id| clients.fd(id));
             }
             Token::Reread => self.reread_done(),
+            Token::Look(number) => self.looks.ready(&self.poller, number),
             Token::Signal | Token::Hangup => {}
         }
     }
@@ -363,7 +376,14 @@ impl Server {
         let helpers = self.strangers.until_stuck();
         let turns = self.turns.until_next();
         let owners = [self.exec_checks.until_next(), self.until_hold_ends(), sockets, helpers, turns];
-        let rest = [look, self.until_beat(), self.until_given_up(), retry, self.until_pause_ends()];
+        let rest = [
+            look,
+            self.until_beat(),
+            self.until_given_up(),
+            retry,
+            self.until_pause_ends(),
+            self.looks.left(),
+        ];
         owners.into_iter().chain(rest).flatten().min()
     }
 
@@ -550,6 +570,9 @@ impl Server {
     pub(super) fn send_page(&mut self, client: ClientId, request: u32, from: wire::Inspect) {
         let viewer = self.viewer(client);
         if from.section == 0 {
+            if viewer.is_administrator() {
+                self.look_for_holders();
+            }
             // The client wants the present state, and may be about to start a VM with it, so the files are checked now.
             for segment in viewer.segments() {
                 self.segments.check(segment);
@@ -574,6 +597,19 @@ impl Server {
     /// Watches the QEMU of a member. Returns false if it has ended already.
     pub(super) fn watch_qemu(&mut self, member: u32, process: Process) -> io::Result<bool> {
         self.watches.add(&self.poller, process, Watched::Qemu(member), ROOT, usize::MAX)
+    }
+
+    /// Tries a segment again that is out of service when this process has ended, or at once if it has.
+    pub(super) fn watch_former(&mut self, process: Process, segment: Name) {
+        if process.pid == 0 {
+            return; // Its end cannot be seen.
+        }
+        match self.watches.add(&self.poller, process, Watched::Former(segment), ROOT, usize::MAX) {
+            Ok(true) => {}
+            Ok(false) => self.retry_at = Instant::now(),
+            // The segment is tried again from time to time.
+            Err(error) => warn!(pid = process.pid, %error, "a process cannot be watched: raise LimitNOFILE="),
+        }
     }
 
     pub(super) fn unwatch_qemu(&mut self, member: u32, process: &Process) {

@@ -98,6 +98,9 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer, hangup: &Hangup) -
     keep_vectors(&mut config, &books, &held);
     // It is not dropped: the closer ends what is left open, which may take as long as a program likes.
     let mut server = ManuallyDrop::new(Server::new(config, books, journal, keeper, held, closer, folders)?);
+    if distrusted {
+        server.segments.doubt();
+    }
     server.take_over()?;
 
     let socket = server.config.socket();
@@ -230,6 +233,7 @@ impl Server {
     /// stopped.
     fn take_over(&mut self) -> anyhow::Result<()> {
         self.declare_host()?;
+        self.note_former();
         self.take_over_vms()?;
         self.take_over_segments()?;
         let vms: Vec<u32> = self.vms.keys().copied().collect();

@@ -260,6 +260,8 @@ impl Server {
         }
         self.close_monitor(member);
         self.guest_gone(member);
+        // Perhaps nobody has the old file of a segment any more.
+        self.retry_at = Instant::now();
         if self.broker.books().members.get(&member).is_some_and(|m| m.qemu.is_some() || m.session.is_some()) {
             self.broker.note(Record::Left { member });
         }

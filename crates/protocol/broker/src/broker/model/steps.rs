@@ -415,6 +415,11 @@ impl Server {
         if !members.contains(&vm) {
             return;
         }
+        if self.broker.books().segments.contains_key(&segment) {
+            let process = Process { pid: u32::from(step.b), started: 1 };
+            let processes = (!step.b.is_multiple_of(4)).then(|| vec![(Text(segment), process)]);
+            self.note(Record::SegmentFormer { name: Text(segment), processes });
+        }
         let but: Vec<u32> = members.iter().copied().filter(|member| *member != vm).collect();
         let strangers = self.broker.books().endpoints.values();
         let strangers = strangers.filter(|e| e.segment == segment && e.member == vm);

@@ -1,0 +1,238 @@
+//! Members that have lost their share in a segment, or the right to write in it.
+//!
+//! Nobody can take the memory away from a process that has it. So, as long as such a process runs, the segment is out of service, and
+//! its endpoints have ended: nothing that the present members write may get to the process, and nothing of it to them. When none runs any
+//! more, the members have their segment back, with what is in it. If no member uses the segment, it need not wait: then it gets a new file
+//! at once, and the processes keep the old one, which has no name any more.
+//!
+//! The journal has these processes, because nothing else tells the next daemon of them. They are the QEMUs that were
+//! connected, and those that a look finds ([`super::holders`]). Programs of the host can hide, and hand the memory on. So if
+//! the host itself has lost its share, nobody is waited for by name: the segment is out of service until none of its members has it.
+
+use super::config;
+use super::holders::{Found, Holder};
+use super::in_use::others_have;
+use super::server::Server;
+use crate::pidwatch;
+use ginnel_broker::books;
+use ginnel_broker::process::Process;
+use ginnel_broker::record::{Record, Text};
+use ginnel_layout::{HOST_MEMBER, Name};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use tracing::{error, info, warn};
+
+/// A process whose end cannot be seen: one of another process namespace, or any program of the host.
+const UNSEEN: Process = Process { pid: 0, started: 0 };
+
+/// The processes of former members, with the names of their VMs.
+type Former = BTreeMap<Process, Name>;
+
+fn runs(process: &Process) -> bool {
+    process.pid == 0 || pidwatch::is_alive(process)
+}
+
+/// Returns the members that keep less than they had, if a segment of the books is declared like this. A VM is known by its name.
+fn losers(known: &books::Segment, wanted: &config::Segment, books: &books::Books) -> BTreeSet<u32> {
+    let loses = |number: &&u32| {
+        let Some(member) = books.members.get(number) else { return false };
+        let reads = wanted.readers.contains(&member.name);
+        let shares = reads || wanted.sharers().any(|name| *name == member.name);
+        !shares || (reads && !known.readers.contains(number))
+    };
+    known.members.iter().filter(loses).copied().collect()
+}
+
+impl Server {
+    /// Notes which segments have lost members since the last daemon, and which processes may still have them. Must be called before any
+    /// VM is declared or forgotten: the books know their QEMUs until then.
+    pub(super) fn note_former(&mut self) {
+        let books = self.broker.books();
+        let mut shrunk = BTreeMap::new();
+        for known in books.segments.values() {
+            let at_run_time = |spec| self.config.segment(known.name.as_str(), spec, "").ok();
+            let declared = self.config.segments.get(&known.name).cloned();
+            let Some(wanted) = declared.or_else(|| known.runtime.as_ref().and_then(at_run_time)) else {
+                continue;
+            };
+            let losers = losers(known, &wanted, books);
+            if !losers.is_empty() {
+                shrunk.insert(known.name, (losers, file_of(known, &wanted)));
+            }
+        }
+        if shrunk.is_empty() {
+            return;
+        }
+        let files = shrunk.iter().map(|(name, (_, path))| (*name, path.clone())).collect();
+        let found = self.looks.look(&self.poller, files).cloned().unwrap_or_else(|error| {
+            warn!(%error, "which processes have the segments that have lost members is only known from the journal");
+            Found::new()
+        });
+        for (name, (losers, _)) in shrunk {
+            let Some(known) = self.broker.books().segments.get(&name) else { continue };
+            let mut former = known.former.clone().unwrap_or_default();
+            former.extend(self.processes_of(&losers));
+            let holders = found.get(&name).into_iter().flatten();
+            let strangers = holders.filter(|holder| self.is_stranger(known, &losers, holder));
+            former.extend(
+                strangers.map(|holder| (holder.process, self.vm_of(&holder.process).unwrap_or(Name::NONE))),
+            );
+            let processes = former.into_iter().map(|(process, vm)| (Text(vm), process)).collect();
+            self.broker.note(Record::SegmentFormer { name: Text(name), processes: Some(processes) });
+        }
+        // Without these records, the next daemon would not know whom to wait for.
+        self.run_effects();
+    }
+
+    /// Returns the processes that have a segment as these members, as far as the books know them.
+    fn processes_of(&self, losers: &BTreeSet<u32>) -> Former {
+        let books = self.broker.books();
+        let mut all = Former::new();
+        for member in losers.iter().filter_map(|number| books.members.get(number)) {
+            if member.number == HOST_MEMBER {
+                all.insert(UNSEEN, member.name);
+            } else if let Some(qemu) = member.qemu.as_ref().filter(|qemu| runs(&qemu.process)) {
+                all.insert(qemu.process, member.name);
+            }
+        }
+        all
+    }
+
+    fn vm_of(&self, process: &Process) -> Option<Name> {
+        let is_its =
+            |member: &&books::Member| member.qemu.as_ref().is_some_and(|qemu| qemu.process == *process);
+        self.broker.books().members.values().find(is_its).map(|member| member.name)
+    }
+
+    /// Returns whether a process that has the file of a segment should not. Where the host is a member, any process may have it, except a
+    /// QEMU.
+    fn is_stranger(&self, segment: &books::Segment, losers: &BTreeSet<u32>, holder: &Holder) -> bool {
+        let books = self.broker.books();
+        if segment.former.as_ref().is_some_and(|former| former.contains_key(&holder.process)) {
+            return true;
+        }
+        // Whoever has one slice of a file has opened the file for it.
+        let file = |segment: &books::Segment| segment.part.as_ref().map(|part| part.file.clone());
+        let others = books.segments.values().filter(|other| {
+            other.name != segment.name && file(other).is_some() && file(other) == file(segment)
+        });
+        let others: BTreeSet<u32> = others.flat_map(|other| other.members.iter().copied()).collect();
+        let shares = |member: &u32| {
+            others.contains(member) || (segment.members.contains(member) && !losers.contains(member))
+        };
+        if let Some(vm) = self.vm_of(&holder.process).and_then(|vm| books.member_named(&vm)) {
+            return !shares(&vm.number);
+        }
+        let is_endpoint = books
+            .endpoints
+            .values()
+            .any(|endpoint| shares(&endpoint.member) && endpoint.owners.contains(&holder.process));
+        !is_endpoint && (holder.is_qemu || !shares(&HOST_MEMBER))
+    }
+
+    /// Returns the former members' processes of a segment that still run.
+    pub(super) fn running_former(&self, name: &Name) -> Former {
+        let former = self.broker.books().segments.get(name).and_then(|segment| segment.former.as_ref());
+        let former = former.into_iter().flatten().filter(|(process, _)| runs(process));
+        former.map(|(process, vm)| (*process, *vm)).collect()
+    }
+
+    /// Returns whether a segment could get another file without anybody's loss: none of these members uses it, and nothing is in it.
+    pub(super) fn is_unused(&self, name: &Name, members: &BTreeSet<u32>) -> bool {
+        let segment = self.broker.books().segments.get(name);
+        segment.is_none_or(|segment| segment.arena.used() == 0) && !self.has_users(name, members)
+    }
+
+    fn has_users(&self, name: &Name, members: &BTreeSet<u32>) -> bool {
+        let books = self.broker.books();
+        let running = |number: &u32| {
+            let qemu = books.members.get(number).and_then(|member| member.qemu.as_ref());
+            qemu.is_some_and(|qemu| runs(&qemu.process))
+        };
+        books.index.of_segment(name).next().is_some() || members.iter().any(running)
+    }
+
+    /// Returns whether nobody has the file of a segment that none of these members uses, although there are still things in it. If so, it
+    /// does not matter which former members could have had it. The segment is not open after that.
+    pub(super) fn nobody_has(&mut self, name: &Name, members: &BTreeSet<u32>) -> bool {
+        if self.has_users(name, members) {
+            return false;
+        }
+        let Some(path) = self.segments.path(name).map(Path::to_owned) else { return false };
+        self.segments.forget(name);
+        File::open(path).is_ok_and(|file| others_have(&file).is_ok_and(|others| !others))
+    }
+
+    /// Puts a segment out of service while these processes run.
+    pub(super) fn withhold(&mut self, name: &Name, former: &Former, said: Option<&str>) {
+        let mut who: Vec<String> = Vec::new();
+        for (process, vm) in former {
+            who.push(match (process.pid, vm) {
+                (0, vm) if vm.as_str() == config::HOST => "programs of the host (stop the segment's VMs too, since nobody knows which programs these are)".into(),
+                (_, vm) if *vm != Name::NONE => format!("VM {vm}"),
+                (pid, _) => format!("process {pid}"),
+            });
+            self.watch_former(*process, *name);
+        }
+        who.dedup();
+        let why = format!(
+            "it has lost members, and its file is still in the memory of {}: end them; then it is in service again",
+            who.join(", ")
+        );
+        if said != Some(&why) {
+            let pids: Vec<u32> = former.keys().map(|process| process.pid).filter(|pid| *pid != 0).collect();
+            error!(segment = %name, ?pids, "segment out of service: {why}");
+        }
+        self.segments.withhold(name, why);
+    }
+
+    /// Notes that no former member has the segment any more.
+    pub(super) fn forget_former(&mut self, name: &Name) {
+        self.broker.note(Record::SegmentFormer { name: Text(*name), processes: None });
+        info!(segment = %name, "no former member has its file any more");
+    }
+
+    /// Ends a segment that nobody uses, so that it can be declared anew, with another file.
+    pub(super) fn renew(&mut self, segment: &config::Segment) {
+        let name = segment.name;
+        let at_old_place = self.broker.books().segments.get(&name).is_some_and(|known| !known.own_folder);
+        info!(segment = %name, "it has lost members, and nobody uses it: it gets a new file");
+        self.end_segment(&name);
+        if at_old_place {
+            self.segments.discard(&segment.at_old_place().path);
+        }
+    }
+
+    /// Looks for the processes that have segments, for a status.
+    pub(super) fn look_for_holders(&mut self) {
+        let segments = self.broker.books().segments.keys();
+        let files = segments.filter_map(|name| Some((*name, self.segments.path(name)?.to_owned()))).collect();
+        self.looks.begin(&self.poller, files);
+    }
+
+    /// Returns who has the file of a segment and is no member, as far as the last look has seen it.
+    pub(super) fn strangers_in(&self, segment: &books::Segment) -> Vec<ginnel_status::Holder> {
+        let holders = self.looks.found.get(&segment.name).into_iter().flatten();
+        let strangers = holders.filter(|holder| self.is_stranger(segment, &BTreeSet::new(), holder));
+        let shown = strangers.map(|holder| {
+            let former = segment.former.as_ref().and_then(|former| former.get(&holder.process));
+            let vm = former.copied().filter(|vm| *vm != Name::NONE).or_else(|| self.vm_of(&holder.process));
+            ginnel_status::Holder {
+                vm: vm.map(|vm| vm.to_string()),
+                pid: holder.process.pid,
+                command: holder.command.clone(),
+            }
+        });
+        shown.collect()
+    }
+}
+
+/// Returns the file of a segment.
+fn file_of(known: &books::Segment, wanted: &config::Segment) -> PathBuf {
+    match &known.part {
+        Some(part) => part.file.clone(),
+        None if known.own_folder => wanted.path.clone(),
+        None => wanted.at_old_place().path,
+    }
+}
