@@ -142,6 +142,15 @@ impl SilentFile {
         self.block_in(move |page| unsafe { libc::pwrite(file, page as *const c_void, PAGE, 0) });
     }
 
+    /// Lets a thread list a folder, and returns when it holds the lock of the folder's inode, for ever. (Others can list it too.)
+    pub fn list(&mut self, folder: &impl AsRawFd) {
+        let folder = folder.as_raw_fd();
+        // SAFETY: nothing else uses the page, and the kernel finds out by itself whether it can write there.
+        self.block_in(move |page| unsafe {
+            libc::syscall(libc::SYS_getdents64, folder, page, PAGE) as isize
+        });
+    }
+
     /// Returns an eventfd whose last close blocks, because it has to leave an epoll instance whose lock is held for ever.
     pub fn poison(&mut self) -> OwnedFd {
         self.poisons(1).remove(0)

@@ -33,7 +33,9 @@ pub fn lock(dir: &Path, name: &str, patient: bool) -> Result<File, Refused> {
         Refused::Failed(Problem::new(path.display(), what, "let the daemon's user write there"))
     };
     let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
-    let file = options.open(&path).map_err(failed)?;
+    // To make a file, even one that is there, is to wait for whoever holds the lock of the folder.
+    let there = File::options().read(true).write(true).open(&path);
+    let file = there.or_else(|_| options.open(&path)).map_err(failed)?;
     // Whoever can open the file can lock it, and an earlier daemon may have let all users open it.
     let mode = fstat(&file).map_err(|errno| failed(errno.into()))?.st_mode & 0o777;
     if mode != 0o600 {

@@ -29,6 +29,9 @@ enum Role {
     /// Change the file of a segment, which is standard input.
     #[command(hide = true)]
     File(host::file_work::Args),
+    /// Make the file of a segment.
+    #[command(hide = true)]
+    NewFile(host::file_making::NewFile),
     /// Look for the processes that have the files of segments.
     #[command(hide = true)]
     Holders(host::holders::Args),
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Role::Keeper(args) => keeper::run(args),
         Role::Helper(args) => helper::run(args),
         Role::File(args) => host::file_work::run(args),
+        Role::NewFile(args) => host::file_making::run(args),
         Role::Holders(args) => host::holders::run(args),
         Role::Folder(args) => host::own_folder::run(args),
     };

@@ -387,6 +387,73 @@ fn a_program_that_holds_the_lock_of_a_segments_file_holds_up_neither_a_successor
     serves(&mut daemon);
 }
 
+/// Returns when a thread that does this waits in the kernel, where no signal ends the wait.
+fn until_it_waits(call: impl FnOnce() + Send + 'static) {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        tell.send(rustix::thread::gettid()).unwrap();
+        call();
+    });
+    let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
+    wait_for("a thread that holds the lock", || {
+        std::fs::read_to_string(&stat).unwrap().contains(") D ").then_some(())
+    });
+}
+
+kit::program! {
+    /// Holds the lock of the daemon's own folder: renames a file into it from a folder whose lock it holds. The kernel takes the locks of
+    /// both folders before it finds out that this is not allowed.
+    fn renamer() {
+        let Some(mut silent) = silent_file() else { return };
+        let shm = program_socket().parent().unwrap().with_file_name("shm");
+        let theirs = shm.join("theirs");
+        std::fs::create_dir(&theirs).unwrap();
+        std::fs::write(theirs.join("file"), "").unwrap();
+        silent.list(&std::fs::File::open(&theirs).unwrap());
+        until_it_waits(move || drop(std::fs::rename(theirs.join("file"), shm.join("ginnel/file"))));
+        stay();
+    }
+}
+
+#[test]
+fn a_user_who_holds_the_lock_of_the_daemons_own_folder_delays_new_files_only() {
+    let more = "[segment.more]\nsize = \"8M\"\nmembers = [\"host\"]\n";
+    let mut daemon = Daemon::start_new(CONFIG);
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+    std::fs::set_permissions(daemon.dir.path().join("shm"), all).unwrap();
+    let gone = json!({ "op": "segment-create", "name": "gone", "size": "8M", "members": ["host"] });
+    daemon.admin(gone).unwrap();
+    let Some(holder) = start_holder(&daemon, renamer) else { return };
+    // At a start, for what is there and for what is new.
+    daemon.write_config("", &format!("{CONFIG}{more}"));
+    daemon.restart();
+    serves(&mut daemon);
+    let says = "a program holds the lock of its folder";
+    let refused = daemon.client().attach("more", "a").err().unwrap();
+    assert!(refused.text.contains(says), "{refused:?}");
+    // At run time. The one who asks waits; nobody else does.
+    let mut asking = daemon.client();
+    let late = json!({ "op": "segment-create", "name": "late", "size": "8M", "members": ["host"] });
+    asking.send(Kind::ADMIN, late.to_string().as_bytes());
+    serves(&mut daemon);
+    daemon.admin(json!({ "op": "vm-add", "name": "vm", "home": "8M" })).unwrap();
+    let refused = daemon.client().attach("home-vm", "a").err().unwrap();
+    assert!(refused.text.contains(says), "{refused:?}");
+    let remove = json!({ "op": "segment-remove", "name": "gone" });
+    let refused = daemon.admin(remove.clone()).unwrap_err();
+    assert!(refused.text.contains("cannot be removed yet"), "{refused:?}");
+    serves(&mut daemon);
+    // A daemon can be killed meanwhile.
+    daemon.restart();
+    serves(&mut daemon);
+    drop(holder);
+    wait_for("the segment", || daemon.client().attach("more", "a").ok());
+    wait_for("the removal", || daemon.admin(remove.clone()).ok());
+    wait_for("another segment", || daemon.admin(late.clone()).ok());
+    daemon.attach("late", "a");
+    wait_for("the home", || daemon.client().attach("home-vm", "a").ok());
+}
+
 kit::program! {
     /// Holds the lock of `shm_dir`: removes a file there whose lock it holds.
     fn remover() {
@@ -394,15 +461,7 @@ kit::program! {
         let name = program_socket().parent().unwrap().with_file_name("shm").join("theirs");
         let file = std::fs::File::create(&name).unwrap();
         silent.write_to(&file);
-        let (tell, told) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid()).unwrap();
-            let _ = std::fs::remove_file(name);
-        });
-        let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
-        wait_for("a thread that holds the lock", || {
-            std::fs::read_to_string(&stat).unwrap().contains(") D ").then_some(())
-        });
+        until_it_waits(move || drop(std::fs::remove_file(name)));
         stay();
     }
 }

@@ -296,7 +296,8 @@ fn sixty_four_segments_cost_little_memory_and_an_idle_daemon_no_cpu() {
     // (A request for the status lets it look for processes that have segments.)
     wait_for("their end", || {
         let status = daemon.inspect();
-        (status["endpoints"] == serde_json::json!([]) && status["daemon"]["is_looking"] == false).then_some(())
+        (status["endpoints"] == serde_json::json!([]) && status["daemon"]["is_looking"] == false)
+            .then_some(())
     });
     // Without any program the daemon is not woken even once.
     wait_for("the daemon to rest", || {

@@ -9,10 +9,10 @@
 //! | `vm-add` | `name`, and as in `[vm.NAME]` | `{"vm":{"name","number","socket","vectors"}}` |
 //! | `vm-remove` | `name` | `{}` |
 
-use super::config;
 use super::config::doubts::{doubt_of_segment, doubt_of_vm};
 use super::making::{PendingSegment, WantedBy};
 use super::server::Server;
+use super::{config, segments};
 use ginnel_broker::broker::{ClientId, unrecorded};
 use ginnel_broker::declared::{SegmentSpec, VmSpec};
 use ginnel_broker::limits::MAX_SEGMENTS_PER_MEMBER;
@@ -79,7 +79,7 @@ impl Server {
         .map(Some)
     }
 
-    /// Makes the segment's file in a thread beside the event loop, unless the file exists.
+    /// Lets a process make the segment's file, unless the file exists.
     fn segment_create(
         &mut self,
         client: ClientId,
@@ -101,15 +101,12 @@ impl Server {
         if self.segments.is_removing(&segment.path) {
             return Err(still_removed(&segment));
         }
-        // The slices of a file follow each other in it, so this file grows here and not in a thread.
-        if segment.shared_file.is_some() || segment.path.exists() {
+        // The slices of a file follow each other in it, so this file grows here.
+        if segment.shared_file.is_some() || segments::is_there(&segment) {
             return self.segment_declare(&name, spec).map(Some);
         }
         let wanted_by = WantedBy::Client { client, request, name, spec: Box::new(spec) };
-        let pending = PendingSegment { segment, wanted_by };
-        self.making
-            .begin(pending, place)
-            .map_err(|error| invalid(format!("no thread can be started: {error}")))?;
+        self.begin_making(PendingSegment { segment, wanted_by }, &place)?;
         Ok(None)
     }
 
@@ -259,7 +256,11 @@ impl Server {
         }
         let number = self.choose_number(&vm, &BTreeSet::new(), &place)?;
         let declared = self.declare_vm(&vm, number, Some(spec), &place, false).and_then(|()| match &home {
-            Some(home) => self.declare_segment(home, None, &place, false),
+            Some(home) => self.declare_segment(home, None, &place, false).or_else(|error| {
+                // If its file is being made, which may take long, it will be in service later.
+                let is_making = self.segments.is_making(&home.path);
+                if is_making { self.declare_segment(home, None, &place, true) } else { Err(error) }
+            }),
             None => Ok(()),
         });
         if let Err(error) = declared {

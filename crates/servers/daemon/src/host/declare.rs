@@ -424,7 +424,9 @@ impl Server {
         if segment.size != segment.requested {
             info!(segment = %name, requested = %Bytes(segment.requested), size = %Bytes(segment.size), "its size is rounded up to what its kind of memory device takes");
         }
-        let located = self.located(segment, known.as_ref().map(|known| (known, in_use)), place);
+        let prepared = self.segments.prepare(segment, place);
+        let located =
+            prepared.and_then(|()| self.located(segment, known.as_ref().map(|known| (known, in_use)), place));
         let opened = located.and_then(|segment| {
             if known.is_none() {
                 self.segments.remove_leftover(&segment, place)?;

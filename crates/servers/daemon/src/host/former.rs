@@ -9,15 +9,16 @@
 //! connected, and those that a look finds ([`super::holders`]). Programs of the host can hide, and hand the memory on. So if
 //! the host itself has lost its share, nobody is waited for by name: the segment is out of service until none of its members has it.
 
-use super::config;
 use super::holders::{Found, Holder};
 use super::in_use::others_have;
 use super::server::Server;
+use super::{config, own_folder};
 use crate::pidwatch;
 use ginnel_broker::books;
 use ginnel_broker::process::Process;
 use ginnel_broker::record::{Record, Text};
 use ginnel_layout::{HOST_MEMBER, Name};
+use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -161,7 +162,8 @@ impl Server {
         }
         let Some(path) = self.segments.path(name).map(Path::to_owned) else { return false };
         self.segments.forget(name);
-        File::open(path).is_ok_and(|file| others_have(&file).is_ok_and(|others| !others))
+        let file = own_folder::find(&path, OFlags::RDONLY | OFlags::NONBLOCK).ok().flatten().map(File::from);
+        file.is_some_and(|file| others_have(&file).is_ok_and(|others| !others))
     }
 
     /// Puts a segment out of service while these processes run.

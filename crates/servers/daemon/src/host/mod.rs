@@ -5,7 +5,7 @@
 //! | [`config`], `accepted` | the configuration file, and the last configuration without a mistake |
 //! | [`journal`] | the changes of the books, on disk, and how far they go |
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
-//! | `making`, [`restoring`], [`file_work`] | files of segments that are made while the daemon serves, or that must be changed |
+//! | `making`, [`file_making`], [`restoring`], [`file_work`] | files of segments that are made or must be changed, by processes |
 //! | [`in_use`] | whether anybody else has a file |
 //! | `former`, [`holders`] | processes that have a segment's file and are no members |
 //! | `memory_limit` | the memory that the daemon's cgroups leave to it |
@@ -25,6 +25,7 @@ pub mod config;
 mod declare;
 mod doorbells;
 mod fence;
+pub mod file_making;
 pub mod file_work;
 mod fixed_size;
 mod former;

@@ -9,7 +9,7 @@
 //! a process does that (`ginneld folder`). Once the folder exists, nothing waits for the lock of `shm_dir`, except for files
 //! of older daemons, which are in `shm_dir` itself.
 
-use super::segments;
+use super::{file_making, segments};
 use crate::folder_lock::{Refused, lock};
 use crate::spawned::own_program;
 use ginnel_config::Problem;
@@ -38,6 +38,40 @@ const ATTEMPTS: u32 = 8;
 /// Opens whatever has a name, even a symbolic link.
 const ANYTHING: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
+/// How often a name is looked for that seems not to be there. The kernel may miss one while others rename files.
+const LOOKS: u32 = 16;
+
+/// Opens a file if there is one with this name. Does not wait for the lock of its folder, as the kernel does that looks for a name which
+/// is not there: it has all names of a tmpfs or hugetlbfs at hand.
+pub fn find(path: &Path, flags: OFlags) -> Result<Option<OwnedFd>, Errno> {
+    let Some((folder, name)) = path.parent().zip(path.file_name()) else { return Ok(None) };
+    let folder = match fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        folder => folder?,
+    };
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for _ in 0..LOOKS {
+        match fs::openat2(&folder, name, flags, Mode::empty(), ResolveFlags::CACHED) {
+            Err(Errno::AGAIN) => {}
+            Err(Errno::NOENT) => return Ok(None),
+            // Linux before 5.12 cannot be asked like this.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                return match fs::openat(&folder, name, flags, Mode::empty()) {
+                    Err(Errno::NOENT) => Ok(None),
+                    opened => opened.map(Some),
+                };
+            }
+            opened => return opened.map(Some),
+        }
+    }
+    Ok(None)
+}
+
+/// Returns what is known about the file with this name, if there is one, in the same way.
+pub fn look(path: &Path) -> Option<fs::Stat> {
+    fs::fstat(find(path, OFlags::PATH).ok()??).ok()
+}
+
 /// The folders of this daemon.
 #[derive(Debug, Default)]
 pub struct Folders {
@@ -55,6 +89,11 @@ impl Folders {
         Self { is_starting: true, ..Self::default() }
     }
 
+    /// Returns whether nobody is served yet.
+    pub fn is_starting(&self) -> bool {
+        self.is_starting
+    }
+
     /// Notes that others are served from now on.
     pub fn serves(&mut self) {
         self.is_starting = false;
@@ -69,7 +108,8 @@ impl Folders {
         self.ready.remove(path);
         // A look at what the kernel has at hand takes no lock. A tmpfs has everything at hand that exists.
         let at_hand = fs::openat2(CWD, path, ANYTHING, Mode::empty(), ResolveFlags::CACHED);
-        if !at_hand.is_ok_and(|folder| examine(&folder, path).is_ok()) {
+        let is_own = |folder: OwnedFd| examine(&folder, path).is_ok() && look(&path.join(LOCK)).is_some();
+        if !at_hand.is_ok_and(is_own) {
             self.ask(path, place).map_err(Refused::Failed)?;
             check(path, place).map_err(Refused::Failed)?;
         }
@@ -236,7 +276,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 /// Returns what was moved away.
 fn make(path: &Path) -> Result<String, Problem> {
     let above = path.parent().unwrap_or(Path::new("/"));
-    segments::open_folder(above, "")?;
+    file_making::open_folder(above, "")?;
     // The users of QEMUs must be able to pass through the folder.
     rustix::process::umask(Mode::empty());
     let mut moved = String::new();
@@ -249,7 +289,15 @@ fn make(path: &Path) -> Result<String, Problem> {
             }
         }
         let Ok(found) = fs::open(path, ANYTHING, Mode::empty()) else { continue };
-        let Err(stranger) = examine(&found, path) else { return Ok(moved) };
+        let Err(stranger) = examine(&found, path) else {
+            // The daemon itself must not wait for the lock of this folder either.
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let made = fs::open(path.join(LOCK), flags, Mode::RUSR | Mode::WUSR);
+            return made.map(|_| moved).map_err(|errno| {
+                let what = format!("{} cannot be made: {errno}", path.join(LOCK).display());
+                Problem::new("", what, "let the daemon's user write there")
+            });
+        };
         if own_user() != 0 || stranger.owner == 0 {
             return Err(stranger.problem(path, ""));
         }

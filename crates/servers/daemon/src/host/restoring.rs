@@ -5,11 +5,16 @@
 //! pages (SIGBUS), unless it handles the signal, which QEMU does not. So the files are watched: inotify reports a truncation, but
 //! not stores through mappings. The truncated contents are lost: the pages are zeros, and the segment stays broken.
 
+use super::file_making::{self, ALLOCATED, NewFile};
 use super::file_work::Args;
+use super::own_folder;
 use super::server::Token;
 use crate::poller::{Interest, Poller};
 use crate::spawned::{Spawned, own_program};
+use ginnel_config::Problem;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, fstat, inotify};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -39,6 +44,8 @@ enum Task {
     Remove,
     /// It removes a file unless others have it.
     RemoveUnused,
+    /// It makes a file.
+    Make,
 }
 
 #[derive(Debug)]
@@ -46,8 +53,9 @@ struct Job {
     task: Task,
     path: PathBuf,
     process: Spawned,
-    /// The process writes a byte here each time that the file has its size.
+    /// What the process says: a byte each time that the file has its size, or how a file that it makes comes along.
     news: OwnedFd,
+    said: Vec<u8>,
     /// The same is to be done again when it has ended.
     again: bool,
 }
@@ -74,6 +82,10 @@ pub struct Files {
     all: BTreeMap<Identity, Watched>,
     /// The processes at work, by even numbers: of the tokens of their news. The tokens of their ends have the numbers after these.
     jobs: BTreeMap<u64, Job>,
+    /// The files that were to be made, and whether they are.
+    made: Vec<(PathBuf, Result<(), Problem>)>,
+    /// The last file that was to be made still has no name, so the lock of its folder is held.
+    is_held_up: bool,
     numbers: u64,
     /// A process has removed a file that nobody has.
     removed: bool,
@@ -89,12 +101,17 @@ impl Default for Files {
             inotify: None,
             all: BTreeMap::new(),
             jobs: BTreeMap::new(),
+            made: Vec::new(),
+            is_held_up: false,
             numbers: 0,
             removed: false,
             command: |args| own_program(args),
         }
     }
 }
+
+/// How long a file that has its memory may wait for its name until it counts as held up.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The time after which memory is asked for again that was not there.
 const RETRY: Duration = Duration::from_secs(1);
@@ -245,11 +262,10 @@ impl Files {
         if self.is_removing(path) {
             return Ok(false);
         }
-        let open = |path: &Path| {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            rustix::fs::open(path, flags, Mode::empty())
+        let file = match own_folder::find(path, OFlags::RDONLY | OFlags::NONBLOCK) {
+            Ok(Some(file)) => file,
+            _ => rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?,
         };
-        let file = open(path).or_else(|_| open(Path::new("/dev/null")))?;
         let work = Args { path: path.to_owned(), remove: true, ..Args::default() };
         let number = self.start(Task::Remove, &file, &work)?;
         if !self.jobs.get(&number).is_some_and(|job| job.process.wait(at_most)) {
@@ -273,31 +289,104 @@ impl Files {
         Ok(())
     }
 
+    /// Lets a process make a file, unless one does so.
+    pub fn make(&mut self, new: &NewFile) -> io::Result<()> {
+        if self.is_making(&new.path) {
+            return Ok(());
+        }
+        let nothing = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        self.start_with(Task::Make, &nothing, &new.path, new.to_command_line()).map(drop)
+    }
+
+    /// Returns whether the file with this path is being made.
+    pub fn is_making(&self, path: &Path) -> bool {
+        self.jobs.values().any(|job| job.task == Task::Make && job.path == path)
+    }
+
+    /// Waits until a file is made: at most this long, or, without a limit, as long as it gets memory, and then only as long as others do
+    /// not seem to hold the lock of the folder. Returns whether the process has ended.
+    pub fn wait_made(&mut self, path: &Path, at_most: Option<Duration>) -> bool {
+        let making = self.jobs.iter_mut().find(|(_, job)| job.task == Task::Make && job.path == path);
+        let Some((&number, job)) = making else { return true };
+        let until = at_most.map(|time| Instant::now() + time);
+        let left = |until: Instant| Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
+        // Its end is the end of what it says, too.
+        while !job.said.starts_with(ALLOCATED.as_bytes()) {
+            let time = until.and_then(left);
+            if !poll(&mut [PollFd::new(&job.news, PollFlags::IN)], time.as_ref()).is_ok_and(|n| n > 0)
+                && until.is_some_and(|until| Instant::now() >= until)
+            {
+                return false;
+            }
+            if job.hear() {
+                break;
+            }
+        }
+        let time = match until {
+            Some(until) => until.saturating_duration_since(Instant::now()),
+            None if self.is_held_up => Duration::ZERO,
+            None => PATIENCE,
+        };
+        self.is_held_up = !job.process.wait(time);
+        if !self.is_held_up {
+            self.end(number);
+        }
+        !self.is_held_up
+    }
+
+    /// Returns those of these files that were to be made since the last call, and whether they are.
+    pub fn take_made(&mut self, which: impl Fn(&Path) -> bool) -> Vec<(PathBuf, Result<(), Problem>)> {
+        let (taken, rest) = std::mem::take(&mut self.made).into_iter().partition(|(path, _)| which(path));
+        self.made = rest;
+        taken
+    }
+
     /// Returns whether the file with this path is being removed.
     pub fn is_removing(&self, path: &Path) -> bool {
         self.jobs.values().any(|job| job.task == Task::Remove && job.path == path)
     }
 
     fn start(&mut self, task: Task, file: &OwnedFd, work: &Args) -> io::Result<u64> {
+        self.start_with(task, file, &work.path, work.to_command_line())
+    }
+
+    fn start_with(
+        &mut self,
+        task: Task,
+        file: &OwnedFd,
+        path: &Path,
+        arguments: Vec<OsString>,
+    ) -> io::Result<u64> {
         let Some(poller) = &self.poller else { return Err(io::Error::other("there is no poller")) };
         let (news, say) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        let mut command = (self.command)(work.to_command_line());
+        let mut command = (self.command)(arguments);
         command.stdin(Stdio::from(file.try_clone()?)).stdout(Stdio::from(say));
         let number = self.numbers;
         poller.add(&news, Token::FileWork(number).into(), Interest::READ)?;
         let process = Spawned::start(&mut command, poller, Token::FileWork(number + 1).into())?;
         self.numbers += 2;
-        self.jobs.insert(number, Job { task, path: work.path.clone(), process, news, again: false });
+        let path = path.to_owned();
+        self.jobs.insert(number, Job { task, path, process, news, said: Vec::new(), again: false });
         Ok(number)
     }
 
     /// Forgets a process that has ended. Returns whether it has done its work.
     fn end(&mut self, number: u64) -> bool {
-        let (Some(job), Some(poller)) = (self.jobs.remove(&number), &self.poller) else { return true };
+        let (Some(mut job), Some(poller)) = (self.jobs.remove(&number), &self.poller) else { return true };
         poller.remove(&job.news);
+        job.hear();
         let done = job.process.bury(poller).is_some_and(|status| status.success());
         if !done {
             error!(path = %job.path.display(), "a process that was to change this file has failed");
+        }
+        if job.task == Task::Make {
+            let said = String::from_utf8_lossy(&job.said);
+            let failed = || Problem::new("", "the process that makes its file has failed", "see the log");
+            let result = match file_making::problem(&said, "") {
+                Some(problem) => Err(problem),
+                None => done.then_some(()).ok_or_else(failed),
+            };
+            self.made.push((job.path, result));
         }
         done
     }
@@ -311,13 +400,14 @@ impl Files {
     #[must_use]
     pub fn ready(&mut self, number: u64) -> Option<Identity> {
         let (number, has_ended) = (number & !1, number & 1 == 1);
-        let job = self.jobs.get(&number)?;
+        let job = self.jobs.get_mut(&number)?;
         let Task::Restore(identity) = job.task else {
             if has_ended {
-                self.removed |= job.task == Task::RemoveUnused && !job.path.exists();
+                self.removed |= job.task == Task::RemoveUnused && own_folder::look(&job.path).is_none();
                 self.end(number);
-            } else if let Some(poller) = &self.poller {
-                // It says nothing, so this is its end.
+            } else if job.hear()
+                && let Some(poller) = &self.poller
+            {
                 poller.remove(&job.news);
             }
             return None;
@@ -341,6 +431,21 @@ impl Files {
             }
         }
         said.is_ok_and(|len| len > 0).then_some(identity)
+    }
+}
+
+impl Job {
+    /// Takes what the process says. Returns whether it will say nothing more.
+    fn hear(&mut self) -> bool {
+        let mut bytes = [0; 512];
+        loop {
+            match rustix::io::read(&self.news, &mut bytes) {
+                Ok(0) => return true,
+                Ok(len) => self.said.extend_from_slice(&bytes[..len]),
+                Err(Errno::INTR) => {}
+                Err(errno) => return errno != Errno::AGAIN,
+            }
+        }
     }
 }
 

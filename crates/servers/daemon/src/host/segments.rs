@@ -1,11 +1,12 @@
 //! The files of segments: they are made, checked, mapped, and watched for truncation.
 
+use super::config;
+use super::file_making::{NewFile, check_file_system, check_folder, check_memory, check_room};
 use super::file_work::Args;
 use super::fixed_size::without_truncation;
 use super::front::{Front, Repairs};
 use super::own_folder::{self, Folders};
 use super::restoring::{Files, Identity};
-use super::{config, memory_limit};
 use ginnel_broker::broker::World;
 use ginnel_broker::objects::sync::SyncUser;
 use ginnel_broker::record::MemoryFile;
@@ -13,25 +14,21 @@ use ginnel_config::{Bytes, Problem};
 use ginnel_layout::board::{self, Place};
 use ginnel_layout::channel::Capacities;
 use ginnel_layout::ring::{self, SideState};
-use ginnel_layout::segment::{RESERVED, SIZE_UNIT};
+use ginnel_layout::segment::SIZE_UNIT;
 use ginnel_layout::sync::{self, SyncKind};
 use ginnel_layout::{CACHE_LINE, Name};
 use ginnel_ring::board::Poster;
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use ginnel_sync::User;
 use ginnel_sync::authority::{self, Left};
-use rustix::fs::{self, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};
+use rustix::fs::{self, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tracing::{error, info, warn};
-
-const TMPFS_MAGIC: u64 = 0x0102_1994;
-const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// The shortest time between two notices to the users of a segment whose file is truncated again and again.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
@@ -40,9 +37,8 @@ const TELL_AGAIN: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the daemon waits until a file is removed.
 const REMOVAL: Duration = Duration::from_millis(200);
-/// A new file gets its memory in pieces of this size, so that the daemon can stop in between. A multiple of all huge pages that segments
-/// can have.
-const PIECE: u64 = 64 << 20;
+/// How long a daemon that serves waits until a new file is there.
+const MAKING: Duration = Duration::from_secs(1);
 /// The bits of a file's mode.
 const MODE: u32 = 0o7777;
 
@@ -114,9 +110,46 @@ impl Segments {
         self.folders.serves();
     }
 
-    /// Remembers that [`make`] has made this file.
-    pub fn was_made(&mut self, path: &Path) {
-        self.made.insert(path.to_owned());
+    /// Lets a process make the file of a segment, and waits until it is there: at a start as long as the kernel needs to find the memory,
+    /// and later only for a moment. Then, as at a start where others hold the folder's lock, the process goes on with it.
+    fn make(&mut self, config: &config::Segment, place: &str) -> Result<(), Problem> {
+        let path = &config.path;
+        let time = match (self.folders.is_starting(), self.files.is_making(path)) {
+            (true, _) => None,
+            (false, true) => Some(Duration::ZERO),
+            (false, false) => Some(MAKING),
+        };
+        self.begin_making(config, place)?;
+        if !self.files.wait_made(path, time) {
+            let what = format!("{} is being made, or a program holds the lock of its folder", path.display());
+            let fix = "the daemon tries again by itself; if it takes long, end the programs of other users that use this file system";
+            return Err(Problem::new(place, what, fix));
+        }
+        for (path, result) in self.take_made(|made| made == path) {
+            result.map_err(|problem| Problem { place: place.to_owned(), ..problem })?;
+            info!(segment = %config.name, path = %path.display(), size = %Bytes(config.size), "segment created");
+        }
+        Ok(())
+    }
+
+    /// Lets a process make the file of a segment, unless one does so.
+    pub fn begin_making(&mut self, config: &config::Segment, place: &str) -> Result<(), Problem> {
+        self.files.make(&NewFile::of(config)).map_err(|error| {
+            let what = format!("no process can make {}: {error}", config.path.display());
+            Problem::new(place, what, "see which resource of the system is used up")
+        })
+    }
+
+    /// Returns those of these files that were to be made since the last call, and whether they are.
+    pub fn take_made(&mut self, which: impl Fn(&Path) -> bool) -> Vec<(PathBuf, Result<(), Problem>)> {
+        let made = self.files.take_made(which);
+        self.made.extend(made.iter().filter(|(_, result)| result.is_ok()).map(|(path, _)| path.clone()));
+        made
+    }
+
+    /// Returns whether the file is being made.
+    pub fn is_making(&self, path: &Path) -> bool {
+        self.files.is_making(path)
     }
 
     /// Forgets that this file was made. Returns false if a segment uses the file, or if it was not made since the start.
@@ -158,8 +191,11 @@ impl Segments {
                 (file, grows || self.made.contains(&config.path))
             }
             None if may_create && config.folder.is_some() => {
-                let file = create(config, place)?;
-                self.made.insert(config.path.clone());
+                self.make(config, place)?;
+                let Some(file) = existing(config, place, cuts)? else {
+                    let what = format!("{} was removed as soon as it was made", config.path.display());
+                    return Err(Problem::new(place, what, "find out who does that"));
+                };
                 (file, true)
             }
             None => {
@@ -285,7 +321,9 @@ impl Segments {
         if grows || !is_allocated(&stat, config) {
             let from = config.offset.unwrap_or(0);
             let missing = if grows { config.size } else { not_allocated(&stat).min(config.size) };
-            match check_room(file, missing, config, place).and_then(|()| check_memory(file, missing, place)) {
+            match check_room(file, missing, &NewFile::of(config), place)
+                .and_then(|()| check_memory(file, missing, place))
+            {
                 Ok(()) => (work.allocate_from, work.allocate_to) = (Some(from), Some(from + config.size)),
                 Err(problem) if idle => return Err(problem),
                 Err(problem) => {
@@ -310,7 +348,8 @@ impl Segments {
     pub fn remove_leftover(&mut self, config: &config::Segment, place: &str) -> Result<(), Problem> {
         // Slices that are new lie behind everything that was ever in their file. A file of another size is refused elsewhere: the
         // configuration may be wrong. And if the journal is not believed, `open` finds out whether anybody has the file.
-        let size = || fs::lstat(&config.path).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+        let size =
+            || own_folder::look(&config.path).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
         if config.offset.is_some() || self.is_doubtful || self.made.contains(&config.path) {
             return Ok(());
         }
@@ -719,7 +758,7 @@ fn size_of_file(file: &OwnedFd) -> u64 {
 /// Returns the offset of a new slice in a file that slices share: behind everything that was ever in it. An offset is not used
 /// again as long as the file exists, because a VM that is not declared any more may still have that part mapped.
 pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
-    let size = fs::lstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+    let size = own_folder::look(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     others.fold(size, u64::max).next_multiple_of(SIZE_UNIT)
 }
 
@@ -727,9 +766,9 @@ pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
 fn existing(config: &config::Segment, place: &str, may_be_longer: bool) -> Result<Option<OwnedFd>, Problem> {
     let path = config.path.display();
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = match fs::open(&config.path, flags, Mode::empty()) {
-        Ok(file) => file,
-        Err(Errno::NOENT) => return Ok(None),
+    let file = match own_folder::find(&config.path, flags) {
+        Ok(Some(file)) => file,
+        Ok(None) => return Ok(None),
         Err(Errno::LOOP) => {
             return Err(Problem::new(place, format!("{path} is a symbolic link"), "remove it"));
         }
@@ -763,43 +802,6 @@ fn existing(config: &config::Segment, place: &str, may_be_longer: bool) -> Resul
     Ok(Some(file))
 }
 
-/// Makes a segment's file. It gets its name only when it is complete.
-fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
-    check_folder(config, place)?;
-    let path = config.path.display();
-    let mut name = OsString::from(".");
-    name.push(config.path.file_name().unwrap_or_default());
-    name.push(".new");
-    let new = config.path.with_file_name(name);
-    let failed = |what: &str, errno: Errno| {
-        let fix = match errno {
-            Errno::ACCESS | Errno::PERM | Errno::ROFS => "let the daemon's user write there",
-            _ => "see which resource of the system is used up",
-        };
-        Problem::new(place, format!("{path} cannot be {what}: {errno}"), fix)
-    };
-    let _ = std::fs::remove_file(&new); // A daemon that was killed in this function may have left it.
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = fs::open(&new, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed("created", e))?;
-    let complete = allocate(&file, config, place)
-        .and_then(|()| own_and_permit(&file, config, place))
-        .and_then(|()| fs::rename(&new, &config.path).map_err(|e| failed("created", e)));
-    if let Err(problem) = complete {
-        let _ = std::fs::remove_file(&new);
-        return Err(problem);
-    }
-    info!(segment = %config.name, path = %path, size = %Bytes(config.size), "segment created");
-    Ok(file)
-}
-
-/// Makes a segment's file, unless it exists. Returns whether it was made.
-pub fn make(config: &config::Segment, place: &str) -> Result<bool, Problem> {
-    match existing(config, place, false)? {
-        Some(_) => Ok(false),
-        None => create(config, place).map(|_| true),
-    }
-}
-
 /// Checks whether a segment could be opened or made, without making it.
 pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
     let shared = config.shared_file.as_ref().map(|file| config.at(file, 0));
@@ -811,94 +813,16 @@ pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
     if folder && existing(config, place, false)?.is_some() {
         return Ok(());
     }
-    check_folder(config, place)
-}
-
-/// Checks whether a segment's file could be made in its folder.
-fn check_folder(config: &config::Segment, place: &str) -> Result<(), Problem> {
-    check_room(&open_folder(config.named_folder(), place)?, config.size, config, place)
-}
-
-/// Opens a folder in which the files of segments can lie.
-pub fn open_folder(dir: &Path, place: &str) -> Result<OwnedFd, Problem> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = fs::open(dir, flags, Mode::empty()).map_err(|errno| {
-        let fix = "create the folder, or correct daemon.shm_dir or the segment's backing";
-        Problem::new(place, format!("{} cannot be opened: {errno}", dir.display()), fix)
-    })?;
-    check_file_system(dir, &folder, place)?;
-    Ok(folder)
+    check_folder(&NewFile::of(config), place)
 }
 
 /// Returns whether a segment's file is there and was made for a daemon of this user.
 pub fn is_there(config: &config::Segment) -> bool {
     let own = rustix::process::geteuid().as_raw();
-    fs::lstat(config.shared_file.as_ref().unwrap_or(&config.path)).is_ok_and(|stat| {
+    own_folder::look(config.shared_file.as_ref().unwrap_or(&config.path)).is_some_and(|stat| {
         let owned = stat.st_uid == own || Some(stat.st_uid) == config.owner;
         owned && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
     })
-}
-
-fn check_file_system(path: &Path, file: &OwnedFd, place: &str) -> Result<(), Problem> {
-    let kind =
-        fs::fstatfs(file).map_err(|e| Problem::new(place, format!("its file system: {e}"), "use a tmpfs"))?;
-    match kind.f_type as u64 {
-        TMPFS_MAGIC => return Ok(()),
-        HUGETLBFS_MAGIC => {
-            let page = u64::try_from(kind.f_bsize).unwrap_or(0);
-            if page <= RESERVED {
-                return Ok(());
-            }
-            // Programs map what is behind the reserved front.
-            let what = format!(
-                "{} has pages of {}, and 2M are the largest that can be used",
-                path.display(),
-                Bytes(page)
-            );
-            return Err(Problem::new(
-                place,
-                what,
-                "name a hugetlbfs with pages of 2M (mount -o pagesize=2M), or a tmpfs",
-            ));
-        }
-        _ => {}
-    }
-    let what = format!("{} is neither on a tmpfs nor on a hugetlbfs", path.display());
-    Err(Problem::new(place, what, "name such a folder in daemon.shm_dir or as the segment's backing"))
-}
-
-/// Checks whether a file system has room for this many more bytes of a segment.
-fn check_room(file: &OwnedFd, bytes: u64, config: &config::Segment, place: &str) -> Result<(), Problem> {
-    let Ok(stat) = fs::fstatfs(file) else { return Ok(()) };
-    let page = u64::try_from(stat.f_bsize).unwrap_or(0).max(1);
-    if !config.size.is_multiple_of(page) {
-        let what =
-            format!("its size {} is not a multiple of the huge page {}", Bytes(config.size), Bytes(page));
-        return Err(Problem::new(place, what, "choose a multiple, or a hugetlbfs with smaller pages"));
-    }
-    // A tmpfs without a limit reports 0 blocks.
-    let free = stat.f_bavail.saturating_mul(page);
-    if stat.f_blocks > 0 && free < bytes {
-        return Err(no_room(config, place, &format!("{} are free", Bytes(free))));
-    }
-    Ok(())
-}
-
-/// Checks whether this process may have this much more memory for a file.
-fn check_memory(file: &OwnedFd, bytes: u64, place: &str) -> Result<(), Problem> {
-    // Huge pages are reserved elsewhere, and the kernel refuses them without killing anybody.
-    let is_tmpfs = fs::fstatfs(file).is_ok_and(|stat| stat.f_type as u64 == TMPFS_MAGIC);
-    if is_tmpfs { memory_limit::check(bytes, place) } else { Ok(()) }
-}
-
-fn no_room(config: &config::Segment, place: &str, why: &str) -> Problem {
-    let dir = config.named_folder().display();
-    let what = format!("no room for {} in {dir}: {why}", Bytes(config.size));
-    Problem::new(
-        place,
-        what,
-        format!("make the segment smaller, or {dir} larger (mount -o remount,size=...)"),
-    )
 }
 
 /// Returns whether all memory of the segment is allocated. If the segment is a part of a file, this is not known unless all of the file
@@ -911,68 +835,4 @@ fn is_allocated(stat: &fs::Stat, config: &config::Segment) -> bool {
 fn not_allocated(stat: &fs::Stat) -> u64 {
     let has = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
     u64::try_from(stat.st_size).unwrap_or(0).saturating_sub(has)
-}
-
-/// Allocates all memory of a new file, so that no program dies later because memory is missing.
-fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
-    let (mut at, end) = (config.offset.unwrap_or(0), config.end());
-    while at < end {
-        // Others take memory too, so this looks before each piece.
-        check_memory(file, end - at, place)?;
-        let piece = PIECE.min(end - at);
-        match fs::fallocate(file, FallocateFlags::empty(), at, piece) {
-            Ok(()) => at += piece,
-            Err(Errno::INTR) => {}
-            Err(errno @ (Errno::NOSPC | Errno::NOMEM | Errno::FBIG)) => {
-                return Err(no_room(config, place, &errno.to_string()));
-            }
-            Err(errno) => {
-                let what = format!("the memory of {} cannot be allocated: {errno}", config.path.display());
-                return Err(Problem::new(place, what, "use a tmpfs or hugetlbfs of a current kernel"));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn own_and_permit(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
-    let (owner, group) = (config.owner.map(Uid::from_raw), config.group.map(Gid::from_raw));
-    let path = config.path.display();
-    if owner.is_some() || group.is_some() {
-        fs::fchown(file, owner, group).map_err(|errno| {
-            let what = format!("{path} cannot be given to its owner and group: {errno}");
-            Problem::new(place, what, "run the daemon as root, or leave owner and group out")
-        })?;
-    }
-    fs::fchmod(file, Mode::from_raw_mode(config.mode)).map_err(|errno| {
-        Problem::new(
-            place,
-            format!("the mode of {path} cannot be set: {errno}"),
-            "run the daemon as its owner",
-        )
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::host::config::Config;
-
-    #[test]
-    fn an_existing_file_does_not_count_as_made() {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let text = format!(
-            "[daemon]\nshm_dir = {:?}\n[segment.web]\nsize = \"4M\"\nmembers = [\"host\"]\n",
-            folder.path()
-        );
-        let config = Config::parse(&text, Path::new("f")).unwrap();
-        let segment = config.segments.values().next().unwrap();
-        std::fs::create_dir(folder.path().join(own_folder::NAME)).unwrap();
-        assert!(make(segment, "segment.web").unwrap());
-        std::fs::write(&segment.path, vec![7; 4 << 20]).unwrap();
-        assert!(!make(segment, "segment.web").unwrap());
-        assert_eq!(std::fs::read(&segment.path).unwrap()[0], 7);
-        // It is not among the files that were made, so it cannot be removed as one of them.
-        assert!(!Segments::default().forget_made(&segment.path));
-    }
 }

@@ -69,8 +69,6 @@ pub enum Token {
     HostVector,
     /// The connection to the keeper.
     Keeper,
-    /// The eventfd that says that the file of a segment has been made.
-    Made,
     /// The inotify descriptor that says that the file of a segment was modified other than through a mapping.
     Files,
     /// A process that changes the file of a segment.
@@ -101,7 +99,6 @@ impl From<Token> for u64 {
             Token::HostVector => (7, 0),
             Token::Keeper => (8, 0),
             Token::VmMonitor(member) => (9, member.into()),
-            Token::Made => (10, 0),
             Token::Files => (11, 0),
             Token::FileWork(number) => (12, number),
             Token::Helper(number) => (13, number),
@@ -126,7 +123,6 @@ impl Token {
             7 => Self::HostVector,
             8 => Self::Keeper,
             9 => Self::VmMonitor(u32::try_from(number).ok()?),
-            10 => Self::Made,
             11 => Self::Files,
             12 => Self::FileWork(number),
             13 => Self::Helper(number),
@@ -224,7 +220,6 @@ impl Server {
         if let Some(connection) = keeper.connection() {
             poller.add(connection, Token::Keeper.into(), Interest::READ)?;
         }
-        let making = Making::new(&poller)?;
         let rereading = Rereading::new(&poller)?;
         let segments = Segments::new(Files::new(&poller), folders);
         if !ginnel_doorbell::is_safe() {
@@ -263,7 +258,7 @@ impl Server {
             packet: vec![0; MAX_PACKET],
             out_of_service: BTreeMap::new(),
             places: BTreeMap::new(),
-            making,
+            making: Making::default(),
             rereading,
             retry_at: Instant::now(),
             looks: Looks::default(),
@@ -340,7 +335,6 @@ impl Server {
             Token::VmMonitor(member) => self.serve_monitor(member),
             Token::HostVector => self.host_rung(),
             Token::Keeper => self.serve_keeper(),
-            Token::Made => self.segments_made(),
             Token::Files => {
                 self.segments.check_modified();
                 self.restore = true;
@@ -351,6 +345,7 @@ impl Server {
                 if self.segments.take_removed() {
                     self.retry_at = Instant::now();
                 }
+                self.segments_made();
             }
             Token::Helper(number) => {
                 let clients = &self.clients;
