@@ -144,6 +144,19 @@ fn a_segment_is_out_of_service_while_the_qemu_of_a_former_member_runs() {
 }
 
 #[test]
+fn a_member_that_was_removed_by_mistake_can_come_back() {
+    let mut daemon = start(ALL);
+    let (mut a, mut b) = (Vm::start(&daemon, Some("a"), "web"), Vm::start(&daemon, Some("b"), "web"));
+    for other in [WITHOUT_B, "members = [\"host\", \"a\"]\nreaders = [\"b\"]", "members = [\"a\", \"b\"]"] {
+        restart(&mut daemon, &config(other));
+        assert!(segment(&daemon, "web")["broken_why"].is_string(), "{other}");
+        restart(&mut daemon, &config(ALL));
+        daemon.attach("web", "x").memory.store_release_u64(AT, 7);
+        assert_eq!((a.sees(), b.sees()), (7, 7));
+    }
+}
+
+#[test]
 fn the_end_of_a_qemu_while_no_daemon_runs_is_seen_too() {
     let mut daemon = start(ALL);
     let (_a, mut b) = (Vm::start(&daemon, Some("a"), "web"), Vm::start(&daemon, Some("b"), "web"));
@@ -312,6 +325,37 @@ fn a_segment_that_is_declared_anew_gets_a_new_file() {
             fs::rename(kept, daemon.shm("web")).unwrap();
         }
     }
+}
+
+#[test]
+fn slices_lose_a_member_too() {
+    let mut daemon = Daemon::prepare("", "");
+    let qemu = daemon.dir.path().join("qemu");
+    fs::write(&qemu, "#!/bin/sh\necho 'QEMU emulator version 9.0.0 (of a test)'\n").unwrap();
+    fs::set_permissions(&qemu, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let config = |members: &str| {
+        format!(
+            "[host]\nqemu = {qemu:?}\n[vm.m]\n[vm.w1]\n[vm.w2]\n[segment.job]\nsize = \"8M\"\nmembers = {members}\n\
+             slices = [\"w1\", \"w2\"]\n"
+        )
+    };
+    daemon.write_config("vectors = 4\n", &config("[\"host\", \"m\"]"));
+    daemon.start();
+    let (mut m, _w1) = (Vm::start(&daemon, Some("m"), "job"), Vm::start(&daemon, Some("w1"), "job"));
+    let offsets =
+        |daemon: &Daemon| ["job.w1", "job.w2"].map(|name| segment(daemon, name)["offset"].as_u64().unwrap());
+    let before = offsets(&daemon);
+    restart(&mut daemon, &config("[\"host\"]"));
+    let refused = daemon.client().attach("job.w1", "x").err().unwrap();
+    assert!(refused.text.contains("VM m"), "{}", refused.text);
+    // Nobody uses the other one, so it gets another part of the file.
+    daemon.attach("job.w2", "x");
+    let after = offsets(&daemon);
+    assert!(after[0] == before[0] && after[1] > before[1], "{before:?} {after:?}");
+    assert_eq!(segment(&daemon, "job.w1")["strangers"].as_array().map(Vec::len), Some(1), "VM m alone");
+    m.kill();
+    wait_for("the segment", || daemon.client().attach("job.w1", "x").ok());
+    assert_eq!(offsets(&daemon), after);
 }
 
 #[test]

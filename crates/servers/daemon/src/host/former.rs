@@ -24,8 +24,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use tracing::{error, info, warn};
 
-/// A process whose end cannot be seen: one of another process namespace, or any program of the host.
-const UNSEEN: Process = Process { pid: 0, started: 0 };
+/// Stands for any program of the host, the end of which cannot be seen. (A QEMU of another process namespace has the time 0.)
+const OF_HOST: Process = Process { pid: 0, started: 1 };
 
 /// The processes of former members, with the names of their VMs.
 type Former = BTreeMap<Process, Name>;
@@ -50,17 +50,25 @@ impl Server {
     /// VM is declared or forgotten: the books know their QEMUs until then.
     pub(super) fn note_former(&mut self) {
         let books = self.broker.books();
-        let mut shrunk = BTreeMap::new();
+        let (mut shrunk, mut returned) = (BTreeMap::new(), Vec::new());
         for known in books.segments.values() {
             let at_run_time = |spec| self.config.segment(known.name.as_str(), spec, "").ok();
             let declared = self.config.segments.get(&known.name).cloned();
             let Some(wanted) = declared.or_else(|| known.runtime.as_ref().and_then(at_run_time)) else {
                 continue;
             };
+            let mut former = known.former.clone().unwrap_or_default();
+            former.retain(|process, vm| !self.may_have_it_again(process, vm, &wanted));
+            if known.former.as_ref().is_some_and(|known| known.len() > former.len()) {
+                returned.push((known.name, former));
+            }
             let losers = losers(known, &wanted, books);
             if !losers.is_empty() {
                 shrunk.insert(known.name, (losers, file_of(known, &wanted)));
             }
+        }
+        for (name, former) in returned {
+            self.note_processes(&name, former);
         }
         if shrunk.is_empty() {
             return;
@@ -79,11 +87,21 @@ impl Server {
             former.extend(
                 strangers.map(|holder| (holder.process, self.vm_of(&holder.process).unwrap_or(Name::NONE))),
             );
-            let processes = former.into_iter().map(|(process, vm)| (Text(vm), process)).collect();
-            self.broker.note(Record::SegmentFormer { name: Text(name), processes: Some(processes) });
+            self.note_processes(&name, former);
         }
         // Without these records, the next daemon would not know whom to wait for.
         self.run_effects();
+    }
+
+    fn note_processes(&mut self, name: &Name, former: Former) {
+        let processes = former.into_iter().map(|(process, vm)| (Text(vm), process)).collect();
+        self.broker.note(Record::SegmentFormer { name: Text(*name), processes: Some(processes) });
+    }
+
+    /// Returns whether a process of a former member is one of a member again, which may write.
+    fn may_have_it_again(&self, process: &Process, vm: &Name, wanted: &config::Segment) -> bool {
+        let is_its = *process == OF_HOST || self.vm_of(process) == Some(*vm);
+        wanted.members.contains(vm) && is_its
     }
 
     /// Returns the processes that have a segment as these members, as far as the books know them.
@@ -92,7 +110,7 @@ impl Server {
         let mut all = Former::new();
         for member in losers.iter().filter_map(|number| books.members.get(number)) {
             if member.number == HOST_MEMBER {
-                all.insert(UNSEEN, member.name);
+                all.insert(OF_HOST, member.name);
             } else if let Some(qemu) = member.qemu.as_ref().filter(|qemu| runs(&qemu.process)) {
                 all.insert(qemu.process, member.name);
             }
