@@ -153,8 +153,8 @@ pub enum Effect {
     },
     /// End a connection after everything has been sent that was queued for it.
     Disconnect(ClientId),
-    /// Watch an owner of an endpoint on the host. Report its end with [`Broker::owner_ended`](crate::broker::Broker::owner_ended), or report with
-    /// [`Broker::owner_unwatched`](crate::broker::Broker::owner_unwatched) that it cannot be watched.
+    /// Watch an owner of an endpoint on the host. Report its end with [`Broker::owner_ended`](crate::broker::Broker::owner_ended), or
+    /// report with [`Broker::owner_unwatched`](crate::broker::Broker::owner_unwatched) that it cannot be watched.
     Watch {
         /// The number of the endpoint.
         endpoint: u32,
@@ -190,7 +190,8 @@ pub enum Effect {
         /// The token of the hold.
         token: Hex16,
     },
-    /// Find out whether a process still runs this program. If it does not, report that with [`Broker::owner_ended`](crate::broker::Broker::owner_ended).
+    /// Find out whether a process still runs this program. If it does not, report that with
+    /// [`Broker::owner_ended`](crate::broker::Broker::owner_ended).
     Examine {
         /// The number of the endpoint.
         endpoint: u32,
