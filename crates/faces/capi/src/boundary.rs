@@ -80,7 +80,11 @@ pub(crate) fn require<T>(pointer: *const T, name: &str) -> Outcome<()> {
 
 /// Returns the object behind a handle that other threads may use, and even free, meanwhile.
 pub(crate) unsafe fn share<T: Handle>(handle: *const T, name: &str) -> Outcome<Use<'static, T>> {
+    unsafe extern "C" fn forget_uses<T: Handle>() {
+        T::table().forget_uses();
+    }
     require(handle, name)?;
+    T::table().at_forks(forget_uses::<T>);
     // SAFETY: nobody changes an object of a type that is shared.
     unsafe { T::table().share(handle) }
 }

@@ -23,12 +23,12 @@ use crate::boundary::Outcome;
 use crate::status::Failure;
 use crate::status::Status::{GINNEL_ERR_FREED, GINNEL_ERR_INVALID};
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 const NUMBER_AT: u32 = 48;
 /// Slots lie at multiples of this, so that the low bits of an address are free for the number of a chunk. No two threads that use different
@@ -83,6 +83,8 @@ pub(crate) struct HandleTable<T> {
     /// Chunks of slots: `FIRST << n` in the chunk with number n. They are made at the first need, and never freed.
     chunks: [AtomicPtr<Slot<T>>; CHUNKS],
     free: Mutex<Free>,
+    /// Done once children of a fork forget the uses of their parent's threads.
+    forks: Once,
 }
 
 /// Where no slot is: none lies at a distance from here that is a multiple of its size.
@@ -101,7 +103,7 @@ impl<T> HandleTable<T> {
         let chunks = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
         let free = Mutex::new(Free { used_before: Vec::new(), used: 0 });
         let first = AtomicPtr::new(ptr::without_provenance_mut(NOWHERE));
-        Self { what, first, chunks, free }
+        Self { what, first, chunks, free, forks: Once::new() }
     }
 
     /// Puts a value into a slot and returns its new handle, which is never null.
@@ -152,9 +154,38 @@ impl<T> HandleTable<T> {
     pub unsafe fn share(&self, handle: *const T) -> Outcome<Use<'_, T>> {
         let slot = self.find(handle)?;
         let state = slot.state.fetch_add(USE, Ordering::Acquire);
+        USES.set(USES.get() + 1);
         // From here on the use is counted, and ends when this is dropped.
         let used = Use { table: self, slot, place: place_of(handle) };
         if state as u16 == number_of(handle) { Ok(used) } else { Err(self.freed()) }
+    }
+
+    /// Lets `forget`, which calls [`HandleTable::forget_uses`], run in each child of a fork.
+    pub fn at_forks(&self, forget: unsafe extern "C" fn()) {
+        self.forks.call_once(|| {
+            // SAFETY: the function only loads and stores atomic numbers. If there is no memory to remember it, a value that another thread
+            // uses during a fork is not dropped in the child.
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(forget)) };
+        });
+    }
+
+    /// Forgets, in the child of a fork, the uses of threads that do not exist here. They would never end.
+    pub fn forget_uses(&self) {
+        // A signal handler that has interrupted a call of the library may fork. The child goes on with that call.
+        if USES.get() > 0 {
+            return;
+        }
+        for (chunk, slots) in self.chunks.iter().enumerate() {
+            let slots = slots.load(Ordering::Acquire);
+            for at in 0..if slots.is_null() { 0 } else { FIRST << chunk } {
+                // SAFETY: the chunk has so many slots, and is never freed.
+                let state = unsafe { &(*slots.add(at)).state };
+                // No page that is not in use is written to, and so copied.
+                if state.load(Ordering::Relaxed) >= USE {
+                    state.fetch_and(USE - 1, Ordering::Relaxed);
+                }
+            }
+        }
     }
 
     /// Closes a handle. Its value is dropped, by this call or at the end of the last use that is counted. Of several concurrent calls,
@@ -311,6 +342,11 @@ fn new_chunk<T>(slots: usize) -> *mut Slot<T> {
     if made.is_null() { handle_alloc_error(layout) } else { made }
 }
 
+thread_local! {
+    /// The uses that this thread has in all tables.
+    static USES: Cell<usize> = const { Cell::new(0) };
+}
+
 /// The use of a handle's value, which keeps the value.
 pub(crate) struct Use<'a, T> {
     table: &'a HandleTable<T>,
@@ -331,6 +367,7 @@ impl<T> Deref for Use<'_, T> {
 impl<T> Drop for Use<'_, T> {
     fn drop(&mut self) {
         let before = self.slot.state.fetch_sub(USE, Ordering::AcqRel);
+        USES.set(USES.get() - 1);
         if before & OWED != 0 {
             self.table.settle(self.slot, self.place);
         }

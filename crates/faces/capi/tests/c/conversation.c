@@ -945,6 +945,17 @@ static void shared_server(void)
     OK(ginnel_endpoint_listen(endpoint, "shared", GINNEL_MESSAGE, NULL, &shared_listener));
     CHECK(pthread_create(&thread, NULL, accept_for_another, &channel) == 0);
     await_sleep();
+    /* In a child there is no such thread, so there the listener goes at once. */
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        int fd = (int)OK(ginnel_listener_fd(shared_listener));
+        OK(ginnel_listener_close(shared_listener));
+        CHECK(fcntl(fd, F_GETFD) == -1 && errno == EBADF);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     OK(ginnel_detach(endpoint));
     OK(ginnel_listener_close(shared_listener));
     FAILS(GINNEL_ERR_FREED, ginnel_listener_close(shared_listener));
