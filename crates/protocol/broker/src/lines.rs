@@ -47,6 +47,10 @@ pub struct Replayed {
     pub skipped: usize,
     /// The kinds of unknown records that must not be skipped, and whatever else is too new.
     pub too_new: Vec<String>,
+    /// The length of the lines so far, in bytes.
+    pub len: u64,
+    /// The length of the snapshot, in bytes.
+    pub snapshot_len: u64,
     /// The number of lines that were not damaged, and the number of the last of them, if lines have numbers.
     lines: usize,
     number: Option<u64>,
@@ -79,6 +83,7 @@ impl Replayed {
 
     /// Reads one more line. Returns false if it is damaged.
     pub fn line(&mut self, line: &[u8]) -> bool {
+        self.len += line.len() as u64 + 1;
         let Some((number, json)) = checked(line) else { return false };
         let contents = parse(json);
         if matches!(contents, Line::Damaged) {
@@ -100,6 +105,7 @@ impl Replayed {
             Line::End(End::Snapshot { journal, last }) => {
                 self.misplaced += usize::from(self.journal.is_some());
                 (self.journal, self.last, self.number) = (Some(journal), last, Some(last));
+                self.snapshot_len = self.len;
             }
             Line::Unknown { kind, optional: true } => {
                 warn!(kind, "journal: a record of a newer ginneld is skipped; it says that this is allowed");
@@ -149,6 +155,7 @@ pub fn replay(bytes: &[u8]) -> Replayed {
     replayed.dropped = rest.len();
     if last > 0 && rest.is_empty() {
         (replayed.dropped, replayed.damaged) = (last, replayed.damaged - 1);
+        replayed.len -= last as u64;
     }
     replayed
 }

@@ -393,8 +393,8 @@ fn a_daemon_killed_while_it_rewrites_the_journal_forgets_nothing() {
         }
         daemon.kill();
         hit += u32::from(new.exists());
+        // The next daemon may begin to rewrite it at once.
         daemon.start();
-        assert!(!new.exists());
         let status = daemon.inspect();
         let blocks = status["blocks"].as_array().unwrap();
         let names: Vec<&str> = blocks.iter().map(|block| block["name"].as_str().unwrap()).collect();

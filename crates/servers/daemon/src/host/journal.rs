@@ -103,6 +103,32 @@ impl Journal {
         Ok(replayed)
     }
 
+    /// Continues the journal in `dir` behind its last whole line. `found` is what was read there, and says all; `books` are the ones
+    /// that it makes, begun by this daemon. So a long journal need not be written before others are served.
+    pub fn resume(
+        dir: &Path,
+        found: &Replayed,
+        books: &Books,
+        at: Mark,
+        mark: &mut Option<MarkFile>,
+    ) -> io::Result<Self> {
+        let path = dir.join("journal");
+        let file = File::options().append(true).open(&path)?;
+        if file.metadata()?.len() != found.len + found.dropped as u64 {
+            return Err(io::Error::other("it has changed since it was read"));
+        }
+        if found.dropped > 0 {
+            file.set_len(found.len)?;
+        }
+        let _ = std::fs::remove_file(rewrite::new_path(&path)); // A daemon that was killed while it rewrote may have left it.
+        let mut journal = Self::of(path, file, at, mark.take());
+        journal.take_file(found.len);
+        journal.rewrite_at = 2 * found.snapshot_len + GROWTH;
+        // It is logged if this is not written, and tried again.
+        let _ = books.dump().take(1).all(|start| journal.append(&start));
+        Ok(journal)
+    }
+
     /// Writes a new journal with the contents of `books` into `dir`, in place of the old one. `at` has its name and the number of the
     /// last record of the old one, and `mark` is the file that follows it.
     pub fn create(dir: &Path, books: &Books, at: Mark, mark: &mut Option<MarkFile>) -> io::Result<Self> {

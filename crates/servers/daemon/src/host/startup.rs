@@ -15,6 +15,7 @@ use crate::keeper::{Held, Keeper};
 use anyhow::Context;
 use ginnel_broker::books::Books;
 use ginnel_broker::declared::SegmentSpec;
+use ginnel_broker::lines::FORMAT;
 use ginnel_broker::record::Hex16;
 use ginnel_broker::trust::{self, Mark, NO_MARK};
 use ginnel_config::{Bytes, Problem};
@@ -137,7 +138,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer, hangup: &Hangup) -
 /// Reads the books, and makes the new journal. Returns whether the old one is not believed, so that the books have only what is declared.
 fn books(config: &Config) -> anyhow::Result<(Books, Journal, bool)> {
     let boot_id = boot_id()?;
-    let found = Journal::read(&config.state_dir)?;
+    let mut found = Journal::read(&config.state_dir)?;
     let file = MarkFile::open(&config.runtime_dir).and_then(|file| file.read().map(|mark| (file, mark)));
     let (mut file, mark) = file.map(|(file, mark)| (Some(file), mark)).unwrap_or_else(|error| {
         let dir = config.runtime_dir.display();
@@ -147,7 +148,7 @@ fn books(config: &Config) -> anyhow::Result<(Books, Journal, bool)> {
     let mark = mark.filter(|mark| mark.boot_id == boot_id && mark.last > 0);
     let doubt = trust::doubt(&found, mark, boot_id);
     let last = mark.map_or(0, |mark| mark.last).max(found.last);
-    let mut books = found.books;
+    let mut books = std::mem::take(&mut found.books);
     if let Some(why) = &doubt {
         let path = config.state_dir.join("journal");
         error!(path = %path.display(), "the journal is not believed: {why}. What is declared stays. Programs must attach again, and VMs that run must be restarted. Memory is given out again when nobody has it any more. A crash of the daemon does not do this: check the disk, and who writes there");
@@ -166,7 +167,15 @@ fn books(config: &Config) -> anyhow::Result<(Books, Journal, bool)> {
         file = None;
     }
     let at = if file.is_none() { Mark { journal: NO_MARK, ..at } } else { at };
+    // (A journal of another boot has much that is not needed any more.)
+    let goes_on = doubt.is_none()
+        && (found.format, found.journal) == (FORMAT, Some(at.journal))
+        && books.boot_id == boot_id;
     books.begin(boot_id);
+    let dir = &config.state_dir;
+    if goes_on && let Ok(journal) = Journal::resume(dir, &found, &books, at, &mut file) {
+        return Ok((books, journal, false));
+    }
     let journal = Journal::create(&config.state_dir, &books, at, &mut file).or_else(|error| {
         let dir = config.state_dir.display();
         error!(%dir, %error, "the journal cannot be written: what exists is served, and requests for anything new are refused; make room there, and let the daemon's user write there");

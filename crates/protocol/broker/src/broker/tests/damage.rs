@@ -37,6 +37,11 @@ fn left() -> Left {
     let mut lines: Vec<Vec<u8>> = lines::snapshot(bench.broker.books(), JOURNAL, BEFORE).collect();
     let (snapshot, from) = (lines.len(), bench.journal.len());
     some_work(&mut bench, 2);
+    // Another daemon goes on.
+    let mut begun = bench.broker.books().clone();
+    begun.begin(BOOT);
+    assert!(bench.broker.note(begun.dump().next().unwrap()));
+    assert!(*bench.broker.books() == begun);
     some_work(&mut bench, 3);
     let mut last = BEFORE;
     for line in bench.journal[from..].split_inclusive(|&b| b == b'\n') {

@@ -7,6 +7,7 @@ use crate::numbers::{following_listener, is_ahead};
 use crate::record::Text;
 use ginnel_layout::Name;
 use ginnel_layout::channel::{Capacities, ChannelKind};
+use std::collections::btree_map::Entry;
 
 /// A name at which an endpoint listens.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,17 +58,18 @@ impl Books {
         let owner =
             self.endpoints.get_mut(&endpoint).ok_or(InvalidRecord("a listener of an unknown endpoint"))?;
         let segment = owner.segment;
-        if self.names.contains_key(&(segment, name)) || self.listeners.contains_key(&number) {
+        let (Entry::Vacant(at_name), Entry::Vacant(listener)) =
+            (self.names.entry((segment, name)), self.listeners.entry(number))
+        else {
             return Err(InvalidRecord("two listeners at one name"));
-        }
+        };
         owner.listeners.insert(number);
-        self.names.insert((segment, name), number);
+        at_name.insert(number);
         if is_ahead(number, self.next_listener) {
             self.next_listener = following_listener(number);
         }
         let kind = ChannelKind(kind);
-        let listener = Listener { number, endpoint, segment, name, kind, backlog, capacities, waiting: 0 };
-        self.listeners.insert(number, listener);
+        listener.insert(Listener { number, endpoint, segment, name, kind, backlog, capacities, waiting: 0 });
         Ok(())
     }
 

@@ -306,3 +306,34 @@ fn the_mark_is_never_in_front_of_the_journal() {
     assert_eq!(pair.mark().unwrap().last, marked.last + 3);
     pair.check();
 }
+
+#[test]
+fn the_next_daemon_continues_the_file() {
+    let mut pair = Pair::new();
+    let snapshot = pair.len();
+    for torn in [&b""[..], b"01234567 9 {", b"01234567 9 {}\n"] {
+        pair.grow(30);
+        pair.journal.file.write_all(torn).unwrap();
+        std::fs::write(new_path(&pair.path()), b"torn").unwrap();
+        let found = Journal::read(pair.dir.path()).unwrap();
+        assert_eq!((found.dropped, found.snapshot_len), (torn.len(), snapshot));
+        pair.books.begin(pair.books.boot_id);
+        let at = Mark { last: found.last, ..pair.journal.at };
+        let mut mark = MarkFile::open(pair.dir.path()).ok();
+        let resumed = Journal::resume(pair.dir.path(), &found, &pair.books, at, &mut mark);
+        pair.journal = resumed.unwrap();
+        assert!(!new_path(&pair.path()).exists());
+        pair.check();
+        pair.grow(3);
+        pair.check();
+        assert_eq!(pair.len(), pair.journal.len);
+        assert_eq!(pair.journal.rewrite_at, 2 * snapshot + GROWTH);
+    }
+    // It is rewritten as if the same daemon went on.
+    pair.journal.rewrite_at = 0;
+    wait_until("the rewriting", || {
+        pair.journal.settle(&pair.books);
+        pair.journal.rewrite_at > 0
+    });
+    pair.check();
+}
