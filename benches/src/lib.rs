@@ -24,6 +24,7 @@ pub mod mpi;
 pub mod readiness;
 pub mod relayed;
 pub mod report;
+pub mod restarting;
 pub mod sockets;
 pub mod stalls;
 pub mod verbs;

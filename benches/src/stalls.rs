@@ -77,10 +77,11 @@ pub fn hold(what: &str, socket: &Path, number: usize) -> Result<()> {
 }
 
 /// The holder processes, all at the same step.
-struct Holders(Vec<(Child, BufReader<std::process::ChildStdout>)>);
+pub struct Holders(Vec<(Child, BufReader<std::process::ChildStdout>)>);
 
 impl Holders {
-    fn start(what: &str, socket: &Path) -> Result<Self> {
+    /// Starts processes that attach.
+    pub fn start(what: &str, socket: &Path) -> Result<Self> {
         let own = std::env::current_exe()?;
         let one = |number: usize| -> Result<_> {
             let mut command = Command::new(&own);
@@ -105,7 +106,7 @@ impl Holders {
     }
 
     /// Lets them do the next step, and waits until all have done it.
-    fn go_on(&mut self) -> Result<Vec<String>> {
+    pub fn go_on(&mut self) -> Result<Vec<String>> {
         for (child, _) in &mut self.0 {
             writeln!(child.stdin.as_mut().context("its input")?)?;
         }

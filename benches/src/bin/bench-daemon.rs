@@ -3,17 +3,18 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use ginnel_bench::report::Report;
-use ginnel_bench::{joining, relayed, stalls};
+use ginnel_bench::{joining, relayed, restarting, stalls};
 use std::path::PathBuf;
 
-/// Measures the waits of a program while others use the daemon heavily, how long a VM takes to join, and requests from a VM.
+/// Measures the waits of a program while others use the daemon heavily, how long a VM takes to join, requests from a VM, and the restart
+/// of a daemon that was killed.
 #[derive(Parser)]
 struct Cli {
     /// Run only this part.
-    #[arg(long, value_parser = ["stalls", "joining", "relayed"])]
+    #[arg(long, value_parser = ["stalls", "joining", "relayed", "restarting"])]
     only: Option<String>,
     /// For the bench itself: be one of the programs that use the daemon heavily.
-    #[arg(long, hide = true, value_parser = ["blocks", "locks"])]
+    #[arg(long, hide = true, value_parser = ["blocks", "locks", "listeners"])]
     hold: Option<String>,
     /// For the bench itself: be the program in a VM that makes requests.
     #[arg(long, hide = true)]
@@ -27,7 +28,11 @@ struct Cli {
 fn main() -> Result<()> {
     let cli = Cli::parse();
     if let Some(what) = cli.hold {
-        return stalls::hold(&what, &cli.socket.context("--socket")?, cli.number);
+        let socket = cli.socket.context("--socket")?;
+        return match what.as_str() {
+            "listeners" => restarting::hold(&socket, cli.number),
+            _ => stalls::hold(&what, &socket, cli.number),
+        };
     }
     if let Some(what) = cli.ask {
         return relayed::ask(what);
@@ -42,6 +47,9 @@ fn main() -> Result<()> {
     }
     if wants("relayed") {
         relayed::relayed(&mut report)?;
+    }
+    if wants("restarting") {
+        restarting::restarting(&mut report)?;
     }
     report.finish("daemon", cli.only.is_some())
 }
