@@ -10,6 +10,25 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode(pub u32);
 
+impl Mode {
+    /// Returns what nobody can mean about the mode of a socket. If nobody may connect to it, there is this `consequence`.
+    pub fn doubt_of_socket(self, place: &str, consequence: &str) -> Option<Problem> {
+        if self.0 & 0o222 == 0 {
+            let what = format!("{:04o}: {consequence}, because nobody may write to the socket", self.0);
+            return Some(Problem::new(place, what, "write 0660, for example"));
+        }
+        self.doubt(place)
+    }
+
+    /// Returns what nobody can mean about the mode of a socket, or of a file that is no program.
+    pub fn doubt(self, place: &str) -> Option<Problem> {
+        (self.0 & !0o666 != 0).then(|| {
+            let what = format!("{:04o}: nobody executes it, and it has no other special bits", self.0);
+            Problem::new(place, what, format!("write {:04o}", self.0 & 0o666))
+        })
+    }
+}
+
 impl FromStr for Mode {
     type Err = String;
 
@@ -107,6 +126,15 @@ mod tests {
         for bad in ["", "8", "1777", "rw"] {
             assert!(bad.parse::<Mode>().unwrap_err().contains("0660"), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_mode_that_nobody_can_mean_is_told() {
+        let doubt = |mode| Mode(mode).doubt_of_socket("m", "all wait").map(|problem| problem.to_string());
+        assert_eq!((doubt(0o660), doubt(0o600), doubt(0o666)), (None, None, None));
+        assert!(doubt(0o000).unwrap().starts_with("m: 0000: all wait, because nobody may write"));
+        assert!(doubt(0o444).unwrap().contains("all wait"));
+        assert!(doubt(0o777).unwrap().ends_with("write 0666"));
     }
 
     #[test]

@@ -15,7 +15,6 @@ pub mod host;
 pub mod interrupt;
 pub mod keeper;
 pub mod logging;
-mod modes;
 pub mod packet;
 pub mod pidwatch;
 pub mod poller;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use ginnel_config::LogFormat;
+use ginnel_config::{LogFormat, Mode, Problem};
 use ginnel_volume::backend::{Backend, ImageError, Stores};
 use ginnel_volume::control;
 use ginnel_volume::flags::Flags;
@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
-use tracing::info;
+use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 /// How long to wait for the lock of an image that a predecessor may still hold. The kernel closes the files of an
@@ -58,9 +58,11 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     let identity =
         config.user.as_ref().map(|user| Identity::find(user, config.group.as_ref())).transpose()?;
     if flags.check {
-        return Ok(());
+        return doubts(&config).next().map_or(Ok(()), |doubt| Err(doubt.into()));
     }
     start_log(&config);
+    // A VM may need the disk.
+    doubts(&config).for_each(|doubt| warn!("{doubt}; it is obeyed nevertheless"));
     if flags.create {
         config.disks.iter().try_for_each(Backend::create)?;
     }
@@ -112,6 +114,25 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
         turn.end();
     }
     Ok(result?)
+}
+
+/// Returns what nobody can mean.
+fn doubts(config: &Config) -> impl Iterator<Item = Problem> {
+    let doubt = |mode: Mode, place, closed, open: &str| {
+        let open = (mode.0 & 0o002 != 0).then(|| {
+            let what = format!("{:04o}: every user of this host could {open}", mode.0);
+            Problem::new(place, what, "write 0660, and the user or group who may")
+        });
+        open.or_else(|| mode.doubt_of_socket(place, closed))
+    };
+    let front_ends = doubt(
+        config.front_ends.mode,
+        "socket-mode",
+        "only root's QEMU can connect",
+        "read and write the disk",
+    );
+    let operators = doubt(config.operators.mode, "control-mode", "only root can ask it", "change the volume");
+    front_ends.into_iter().chain(operators)
 }
 
 fn start_log(config: &Config) {

@@ -55,6 +55,27 @@ fn the_user_of_the_disk_cannot_change_its_limits() {
 }
 
 #[test]
+fn a_mode_that_nobody_can_mean_is_refused_unless_a_volume_starts_with_it() {
+    for (flag, mode, part) in [
+        ("--socket-mode", "0777", "every user of this host could read and write the disk"),
+        ("--socket-mode", "0000", "only root's QEMU can connect"),
+        ("--socket-mode", "0770", "write 0660"),
+        ("--control-mode", "0666", "every user of this host could change the volume"),
+        ("--control-mode", "0660", ""),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_ginnel-volume"))
+            .args(["v", "--check", "--backend", "ram", "--size", "1M", flag, mode])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.success(), part.is_empty(), "{flag} {mode}: {text}");
+        assert!(text.contains(part), "{flag} {mode}: {text}");
+    }
+    let server = Server::start(1 << 20, "--path IMAGE --socket-mode 0666");
+    assert_eq!(server.count("it is obeyed nevertheless"), 1, "{}", server.log());
+}
+
+#[test]
 fn a_check_finds_unknown_users_and_groups() {
     for flag in ["--socket-user", "--socket-group", "--control-user", "--control-group", "--user"] {
         let output = Command::new(env!("CARGO_BIN_EXE_ginnel-volume"))

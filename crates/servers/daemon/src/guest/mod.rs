@@ -27,7 +27,6 @@ use crate::closer::Closer;
 use crate::folder_lock::lock;
 use crate::hangup::Hangup;
 use crate::keeper::{self, Held, Keeper};
-use crate::modes::doubt_of_socket;
 use crate::user_connections::Most;
 use crate::{logging, packet, pidwatch};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -80,7 +79,7 @@ pub struct Args {
 impl Args {
     /// Returns what nobody can mean.
     fn doubt(&self) -> Option<Problem> {
-        doubt_of_socket(self.socket_mode.0, "--socket-mode", "only root's programs can attach")
+        self.socket_mode.doubt_of_socket("--socket-mode", "only root's programs can attach")
     }
 
     fn most(&self) -> Most {

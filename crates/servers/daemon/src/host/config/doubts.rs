@@ -2,9 +2,8 @@
 //! checks a file, or declares something at run time, is refused.
 
 use super::{Config, Segment, Vm};
-use crate::modes::{doubt_of_socket, executable};
 use ginnel_broker::declared::OnHang;
-use ginnel_config::Problem;
+use ginnel_config::{Mode, Problem};
 
 /// The bits of a mode that let a user open the file, or connect to the socket.
 const OWNER: u32 = 0o600;
@@ -14,7 +13,8 @@ impl Config {
     /// Returns the declarations of the file that nobody can mean.
     pub fn doubts(&self) -> Vec<Problem> {
         let place = |key: &str| format!("{}: {key}", self.file.display());
-        let socket = doubt_of_socket(self.socket_mode, &place("daemon.socket_mode"), "no program can attach");
+        let socket =
+            Mode(self.socket_mode).doubt_of_socket(&place("daemon.socket_mode"), "no program can attach");
         let vms = self.vms.values().filter_map(|vm| doubt_of_vm(vm, &place(&format!("vm.{}", vm.name))));
         let segments = self.segments.values();
         let segments = segments
@@ -38,7 +38,7 @@ pub fn doubt_of_vm(vm: &Vm, place: &str) -> Option<Problem> {
         let what = format!("{:04o}: every user of this host could act as this VM", vm.socket_mode);
         return Some(Problem::new(place, what, "write 0660, and the user or group of its QEMU"));
     }
-    doubt_of_socket(vm.socket_mode, &place, "its QEMU cannot connect, unless it is root's")
+    Mode(vm.socket_mode).doubt_of_socket(&place, "its QEMU cannot connect, unless it is root's")
 }
 
 /// Returns what nobody can mean about a segment.
@@ -56,7 +56,7 @@ pub fn doubt_of_segment(segment: &Segment, place: &str) -> Option<Problem> {
         let what = format!("{mode:04o}: its owner cannot open the segment's file for reading and writing");
         return Some(Problem::new(place, what, "write 0660 or 0600"));
     }
-    executable(mode, &place)
+    Mode(mode).doubt(&place)
 }
 
 #[cfg(test)]
