@@ -105,36 +105,6 @@ impl Server {
         Ok(listener)
     }
 
-    /// Makes the socket for the QEMU of a VM anew, because others may connect to it now. A QEMU that is connected stays.
-    pub(super) fn listen_again(&mut self, number: u32) {
-        let Some(vm) = self.vms.get_mut(&number) else { return };
-        if let Some(listener) = vm.take_listener() {
-            self.poller.remove(&listener);
-        }
-        // The next attempt makes it.
-        self.retry_at = Instant::now();
-    }
-
-    /// Gives members of the configuration that a segment did not have a share in it. Those that it had stay as they are.
-    pub(super) fn share(&mut self, segment: &config::Segment) -> anyhow::Result<()> {
-        let books = self.broker.books();
-        let known = books.segments.get(&segment.name).context("it is not there")?.clone();
-        let (mut members, mut readers) = (known.members.clone(), known.readers.clone());
-        for name in segment.sharers() {
-            let member = books.member_named(name).filter(|member| !member.retired);
-            let number = member.with_context(|| format!("there is no VM {name}"))?.number;
-            if members.insert(number) && segment.readers.contains(name) {
-                readers.insert(number);
-            }
-        }
-        self.broker.note(known.with_members(members.clone(), readers));
-        for member in members.difference(&known.members) {
-            self.allot_vectors_of(&segment.name, *member)?;
-        }
-        self.tell_members(&segment.name);
-        Ok(())
-    }
-
     /// Tells the VMs that share a segment of it, and of each other's doorbells.
     pub(super) fn tell_members(&mut self, segment: &Name) {
         let members = self.broker.books().segments.get(segment).map(|segment| segment.members.clone());

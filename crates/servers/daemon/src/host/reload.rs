@@ -6,12 +6,14 @@
 use super::config::{self, Config};
 use super::server::Server;
 use crate::logging;
+use anyhow::Context;
 use ginnel_broker::limits::MAX_SEGMENTS_PER_MEMBER;
 use ginnel_config::Bytes;
 use ginnel_layout::{HOST_MEMBER, Name};
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::Path;
+use std::time::Instant;
 use tracing::{info, warn};
 
 const RESTART: &str = "it changes when the daemon is restarted";
@@ -334,7 +336,7 @@ impl Server {
         if self.out_of_service.contains_key(&new.name) {
             let place = self.place_of("segment", &new.name);
             self.out_of_service.insert(new.name, (new.clone(), None, place));
-            self.retry_at = std::time::Instant::now();
+            self.retry_at = Instant::now();
             self.config.segments.insert(new.name, new.clone());
             return outcome.done(format!("{what}, which is out of service and is tried again"));
         }
@@ -374,6 +376,36 @@ impl Server {
             }
             Err(error) => outcome.left(what, format!("{error:#}")),
         }
+    }
+
+    /// Makes the socket for the QEMU of a VM anew, because others may connect to it now. A QEMU that is connected stays.
+    fn listen_again(&mut self, number: u32) {
+        let Some(vm) = self.vms.get_mut(&number) else { return };
+        if let Some(listener) = vm.take_listener() {
+            self.poller.remove(&listener);
+        }
+        // The next attempt makes it.
+        self.retry_at = Instant::now();
+    }
+
+    /// Gives members of the configuration that a segment did not have a share in it. Those that it had stay as they are.
+    fn share(&mut self, segment: &config::Segment) -> anyhow::Result<()> {
+        let books = self.broker.books();
+        let known = books.segments.get(&segment.name).context("it is not there")?.clone();
+        let (mut members, mut readers) = (known.members.clone(), known.readers.clone());
+        for name in segment.sharers() {
+            let member = books.member_named(name).filter(|member| !member.retired);
+            let number = member.with_context(|| format!("there is no VM {name}"))?.number;
+            if members.insert(number) && segment.readers.contains(name) {
+                readers.insert(number);
+            }
+        }
+        self.broker.note(known.with_members(members.clone(), readers));
+        for member in members.difference(&known.members) {
+            self.allot_vectors_of(&segment.name, *member)?;
+        }
+        self.tell_members(&segment.name);
+        Ok(())
     }
 
     /// Returns where in the configuration something is declared.
