@@ -1,6 +1,7 @@
 //! Programs on the host: the attach socket and its connections.
 
-use super::server::{Server, Token};
+use super::server::Server;
+use super::token::Token;
 use crate::packet::{self, Gone, Heard, PacketSocket};
 use crate::poller::{Interest, Ready};
 use crate::strangers::{Outcome, Task};

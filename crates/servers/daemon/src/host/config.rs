@@ -1,6 +1,5 @@
 //! The configuration: a TOML file, which is checked as a whole before the daemon acts on it.
 
-use super::own_folder;
 use ginnel_broker::declared::{Access, OnHang, SegmentSpec, SliceFiles, VmSpec};
 use ginnel_broker::limits::{
     AllLimitsSpec, Limits, MAX_MEMBER, MAX_SEGMENTS_PER_MEMBER, MemberLimits, limits,
@@ -171,6 +170,8 @@ pub struct Config {
     pub segments: BTreeMap<Name, Segment>,
 }
 
+/// The name of the folder of the daemon's own in which the files of segments are.
+pub const OWN_FOLDER: &str = "ginnel";
 /// The name of the host as a member.
 pub const HOST: &str = "host";
 
@@ -459,7 +460,7 @@ impl Config {
                 return Err(Problem::new(place, format!("backing {other:?} is neither"), fix));
             }
         };
-        let folder = dir.join(own_folder::NAME);
+        let folder = dir.join(OWN_FOLDER);
         // A third member could read what two of them send to each other.
         let sockets = spec.sockets.or((members.len() + readers.len() > 2).then_some(false));
         let users = spec.allow_users.iter().map(|a| a.user(place)).collect::<Result<_, _>>()?;
@@ -486,7 +487,7 @@ impl Config {
 
     /// Returns the daemon's own folder in `shm_dir`.
     pub fn own_folder(&self) -> PathBuf {
-        self.shm_dir.join(own_folder::NAME)
+        self.shm_dir.join(OWN_FOLDER)
     }
 
     /// Returns the path of the attach socket.

@@ -2,9 +2,10 @@
 
 use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
-use super::server::{Server, Token};
+use super::server::Server;
+use super::token::Token;
 use super::vms::Vm;
-use super::{config, segments};
+use super::{config, random, segments};
 use crate::closer::Connected;
 use crate::packet;
 use crate::poller::Interest;
@@ -436,7 +437,7 @@ impl Server {
                 return self.declare_segment(declared, runtime, place, lenient);
             }
         }
-        let uuid = known.as_ref().map_or_else(|| Hex16(segments::random()), |known| known.uuid);
+        let uuid = known.as_ref().map_or_else(|| Hex16(random::bytes()), |known| known.uuid);
         let size = match (&known, in_use) {
             (Some(known), true) => known.size,
             // There is nothing to allocate, and the books of a segment that is far too large are large themselves.

@@ -8,7 +8,8 @@
 //! others that wait for their locks must not wait for ever. The VM stays stopped until an administrator lets it continue.
 
 use super::qmp::{Command, Monitor, Said};
-use super::server::{Server, Token};
+use super::server::Server;
+use super::token::Token;
 use crate::poller::Interest;
 use ginnel_broker::record::Record;
 use ginnel_layout::Name;

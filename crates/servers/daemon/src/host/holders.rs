@@ -7,7 +7,7 @@
 //! A program that wants to hide can do so: a descriptor in a socket's queue is seen nowhere. This is for finding QEMUs.
 
 use super::restoring::Identity;
-use super::server::Token;
+use super::token::Token;
 use crate::pidwatch;
 use crate::poller::{Interest, Poller};
 use crate::spawned::{Spawned, end_with_parent, own_program};

@@ -10,7 +10,7 @@
 //! | `former`, [`holders`] | processes that have a segment's file and are no members |
 //! | `memory_limit` | the memory that the daemon's cgroups leave to it |
 //! | `doorbells`, `ringing` | the eventfds of doorbells, their announcement to QEMUs, and the threads that ring them |
-//! | [`server`], `turns`, `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
+//! | [`server`], `token`, `turns`, `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
 //! | `pauses` | listening sockets that rest, because nothing can be accepted now |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
@@ -43,6 +43,7 @@ mod memory_limit;
 pub mod own_folder;
 mod pauses;
 pub mod qmp;
+mod random;
 mod reload;
 mod rereading;
 pub mod restoring;
@@ -50,6 +51,7 @@ mod ringing;
 pub mod segments;
 pub mod server;
 mod startup;
+mod token;
 mod turns;
 mod viewer;
 mod views;

@@ -9,7 +9,8 @@
 //! a process does that (`ginneld folder`). Once the folder exists, nothing waits for the lock of `shm_dir`, except for files
 //! of older daemons, which are in `shm_dir` itself.
 
-use super::{file_making, segments};
+use super::config::OWN_FOLDER;
+use super::{file_making, random};
 use crate::folder_lock::{Refused, lock};
 use crate::spawned::own_program;
 use ginnel_config::Problem;
@@ -25,8 +26,6 @@ use std::process::{Child, ChildStdout, Stdio};
 use std::time::Duration;
 use tracing::warn;
 
-/// The name of the folder.
-pub const NAME: &str = "ginnel";
 /// The name of its lock. No segment has such a name.
 const LOCK: &str = ".lock";
 /// The mode of the folder: others may pass through it.
@@ -309,8 +308,8 @@ fn make(path: &Path) -> Result<String, Problem> {
 
 /// Gives what another user has put in the folder's place another name. Returns that it did.
 fn move_away(path: &Path, stranger: &Stranger) -> Result<String, Problem> {
-    let number = u128::from_ne_bytes(segments::random());
-    let to = path.with_file_name(format!("{NAME}.of-user-{}.{number:032x}", stranger.owner));
+    let number = u128::from_ne_bytes(random::bytes());
+    let to = path.with_file_name(format!("{OWN_FOLDER}.of-user-{}.{number:032x}", stranger.owner));
     match fs::renameat_with(CWD, path, CWD, &to, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(format!(
             "{} was {}, where the daemon's own folder should be: it is called {} now",

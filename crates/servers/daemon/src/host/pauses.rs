@@ -1,7 +1,8 @@
 //! Listening sockets that rest for a while, because nothing can be accepted now. Otherwise the connection that waits there would wake
 //! the event loop at once, again and again.
 
-use super::server::{Server, Token};
+use super::server::Server;
+use super::token::Token;
 use crate::poller::Interest;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};

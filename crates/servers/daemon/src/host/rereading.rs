@@ -4,7 +4,8 @@
 //! with a mistake changes nothing.
 
 use super::accepted::{self, Chosen};
-use super::server::{Server, Token};
+use super::server::Server;
+use super::token::Token;
 use crate::poller::{Interest, Poller};
 use ginnel_config::Problem;
 use rustix::event::{EventfdFlags, eventfd};

@@ -8,7 +8,7 @@
 use super::file_making::{self, ALLOCATED, NewFile};
 use super::file_work::Args;
 use super::own_folder;
-use super::server::Token;
+use super::token::Token;
 use crate::poller::{Interest, Poller};
 use crate::spawned::{Spawned, own_program};
 use ginnel_config::Problem;

@@ -727,7 +727,7 @@ impl World for Segments {
     }
 
     fn random(&mut self) -> [u8; 16] {
-        random()
+        super::random::bytes()
     }
 
     fn now(&mut self) -> u64 {
@@ -737,17 +737,6 @@ impl World for Segments {
 
     fn elapsed(&self) -> Duration {
         ginnel_clock::monotonic()
-    }
-}
-
-/// Returns sixteen bytes that nobody can guess.
-pub fn random() -> [u8; 16] {
-    let mut bytes = [0; 16];
-    loop {
-        // This fails only when it is interrupted.
-        if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) == Ok(bytes.len()) {
-            return bytes;
-        }
     }
 }
 

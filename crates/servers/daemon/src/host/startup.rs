@@ -6,7 +6,7 @@ use super::declare::listen_as;
 use super::heartbeat::Pulse;
 use super::journal::{Journal, MarkFile};
 use super::own_folder::Folders;
-use super::segments;
+use super::{random, segments};
 use super::server::Server;
 use crate::closer::Closer;
 use crate::folder_lock::{Refused, lock};
@@ -156,7 +156,7 @@ fn books(config: &Config) -> anyhow::Result<(Books, Journal, bool)> {
     }
     let at = match (&mark, &file) {
         (Some(mark), Some(_)) if doubt.is_none() => Mark { last, ..*mark },
-        (_, Some(_)) => Mark { boot_id, journal: Hex16(segments::random()), last },
+        (_, Some(_)) => Mark { boot_id, journal: Hex16(random::bytes()), last },
         (_, None) => Mark { boot_id, journal: NO_MARK, last },
     };
     // A journal that names its mark must have one. As long as there is an old mark, the old journal is in force.
