@@ -421,8 +421,10 @@ impl Server {
             self.note(Record::SegmentFormer { name: Text(segment), processes });
         }
         let but: Vec<u32> = members.iter().copied().filter(|member| *member != vm).collect();
+        // The endpoints of those who lose a right end.
+        let loses = |member| member == vm || (step.a & 2 == 0 && member == HOST_MEMBER);
         let strangers = self.broker.books().endpoints.values();
-        let strangers = strangers.filter(|e| e.segment == segment && e.member == vm);
+        let strangers = strangers.filter(|e| e.segment == segment && loses(e.member));
         for (endpoint, epoch) in strangers.map(|e| (e.number, e.epoch)).collect::<Vec<_>>() {
             self.broker.endpoint_ends(endpoint, epoch);
         }
