@@ -14,8 +14,8 @@ use vmtest::installation::Plan;
 /// What a user may have.
 const ENDPOINTS: usize = 4096;
 const LISTENERS: usize = 64;
-/// The programs that have them.
-const PROGRAMS: usize = 4;
+/// The programs that have them. Each has a descriptor for each listener.
+const PROGRAMS: usize = 16;
 /// The longest permitted time, in milliseconds.
 const LONGEST: f64 = 1000.0;
 const RUNS: usize = 5;
@@ -35,9 +35,10 @@ pub fn hold(socket: &Path, number: usize) -> Result<()> {
     };
     say("ready")?;
     let options = AttachOptions { socket: socket.to_owned(), ..AttachOptions::default() };
-    // One is left for the bench itself.
+    // A few are left for the bench itself.
+    let first = if number == 0 { RUNS } else { 0 };
     let mut endpoints = Vec::new();
-    for n in usize::from(number == 0)..ENDPOINTS / PROGRAMS {
+    for n in first..ENDPOINTS / PROGRAMS {
         let endpoint = Endpoint::attach_with(SEGMENT, &options)?;
         for listener in 0..LISTENERS {
             endpoint.listen::<StreamChannel>(&format!("service-{number}-{n}-{listener}"))?.leave();
@@ -51,14 +52,14 @@ pub fn hold(socket: &Path, number: usize) -> Result<()> {
 pub fn restarting(report: &mut Report) -> Result<()> {
     let bed = TestBed::new("restarting")?;
     let ginnel = Plan::new(&bed).config(CONFIG).start()?;
-    let mut holders = Holders::start("listeners", &ginnel.socket())?;
+    let mut holders = Holders::start("listeners", &ginnel.socket(), PROGRAMS)?;
     holders.go_on()?;
     let options = AttachOptions { socket: ginnel.socket(), ..AttachOptions::default() };
     let restart = || -> Result<f64> {
         ginnel.kill_daemon()?;
         let begin = Instant::now();
         ginnel.start_daemon()?;
-        // The last endpoint that the user may have, which ends at once.
+        // (If the daemon is killed at once, it may not know that this endpoint has ended.)
         Endpoint::attach_with(SEGMENT, &options).context("the new daemon does not serve")?;
         Ok(begin.elapsed().as_secs_f64() * 1e3)
     };

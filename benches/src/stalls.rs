@@ -80,8 +80,8 @@ pub fn hold(what: &str, socket: &Path, number: usize) -> Result<()> {
 pub struct Holders(Vec<(Child, BufReader<std::process::ChildStdout>)>);
 
 impl Holders {
-    /// Starts processes that attach.
-    pub fn start(what: &str, socket: &Path) -> Result<Self> {
+    /// Starts this many processes, which attach.
+    pub fn start(what: &str, socket: &Path, count: usize) -> Result<Self> {
         let own = std::env::current_exe()?;
         let one = |number: usize| -> Result<_> {
             let mut command = Command::new(&own);
@@ -90,7 +90,7 @@ impl Holders {
             let output = BufReader::new(child.stdout.take().context("its output")?);
             Ok((child, output))
         };
-        let mut holders = Self((0..HOLDERS).map(one).collect::<Result<_>>()?);
+        let mut holders = Self((0..count).map(one).collect::<Result<_>>()?);
         holders.hear()?;
         Ok(holders)
     }
@@ -156,11 +156,11 @@ pub fn stalls(report: &mut Report) -> Result<()> {
     let owner = attach(&socket)?;
     let options = BlockOptions { others: Rights::READ, ..BlockOptions::default() };
     let mut shared = owner.create_block("shared", 2 * PAGE, &options)?;
-    let mut holders = Holders::start("blocks", &socket)?;
+    let mut holders = Holders::start("blocks", &socket, HOLDERS)?;
     let (opening, times) = longest(&socket, || holders.go_on())?;
     let (closing, _) = longest(&socket, || holders.go_on())?;
     drop(holders);
-    let mut holders = Holders::start("blocks", &socket)?;
+    let mut holders = Holders::start("blocks", &socket, HOLDERS)?;
     holders.go_on()?;
     let (ending, ()) = longest(&socket, || {
         holders.kill()?;
@@ -191,7 +191,7 @@ pub fn stalls(report: &mut Report) -> Result<()> {
 }
 
 fn locks(socket: &Path, report: &mut Report) -> Result<()> {
-    let mut holders = Holders::start("locks", socket)?;
+    let mut holders = Holders::start("locks", socket, HOLDERS)?;
     holders.go_on()?;
     let endpoint = attach(socket)?;
     let asked = (0..REQUESTS).map(|_| Ok(ask(&endpoint)?.as_secs_f64() * 1e3)).collect::<Result<Vec<_>>>()?;
