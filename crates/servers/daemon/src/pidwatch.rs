@@ -87,7 +87,7 @@ fn has_ended(pidfd: &OwnedFd) -> rustix::io::Result<bool> {
 /// The process that looks at others for this one, once there is one.
 static LOOKER: Mutex<Option<Looker>> = Mutex::new(None);
 
-/// From now on, lets a process of its own look at others. A daemon, which serves everybody, must not be held up by that; see [`looker`].
+/// From now on, lets a process of its own look at others. A daemon, which serves everybody, must not be held up by that.
 pub fn look_from_elsewhere() -> io::Result<()> {
     *LOOKER.lock().unwrap_or_else(PoisonError::into_inner) = Some(Looker::start()?);
     Ok(())
