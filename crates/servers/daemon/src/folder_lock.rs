@@ -50,7 +50,7 @@ pub fn lock(dir: &Path, name: &str, patient: bool) -> Result<File, Refused> {
     Ok(file)
 }
 
-/// How long the lock may outlive its daemon, whose [`closer`](crate::closer) lets it go: if that daemon is not there any more, and if it
+/// How long the lock may outlive its daemon, whose heir ([`crate::closer`]) lets it go: if that daemon is not there any more, and if it
 /// still seems to be there, because nobody has waited for its end.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(10), Duration::from_millis(100)];
 

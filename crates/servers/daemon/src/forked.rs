@@ -1,5 +1,8 @@
-//! Processes that are this program without `exec`, for what must share, or must not share, the descriptors of this process. One may be
-//! started while there are other threads, one of which may have locked the allocator: so from its start on it makes system calls only.
+//! Processes that are this program without `exec`, for what must share, or must not share, the descriptors of this process. What may block
+//! on files and needs memory is started by [`crate::spawned`].
+//!
+//! One may be started while there are other threads, one of which may have locked the allocator, the log or anything else: so from its
+//! start on it makes system calls only.
 #![allow(unsafe_code)] // Such processes, which no safe crate offers.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,17 +18,22 @@ use std::ptr::NonNull;
 
 /// A process that shares the table of descriptors, and is killed when this is dropped. (A daemon keeps its own for life.)
 #[derive(Debug)]
-pub struct Child {
+pub struct Forked {
     pid: Pid,
     ended: OwnedFd,
 }
 
-impl Child {
+impl Forked {
     /// Starts a process that runs `serve`.
-    pub fn start(serve: impl FnOnce()) -> io::Result<Self> {
+    ///
+    /// # Safety
+    ///
+    /// `serve` must make system calls only: no memory from the allocator, no lock, no log.
+    pub unsafe fn start(serve: impl FnOnce()) -> io::Result<Self> {
         // Signals for the daemon, such as that of a terminal, are not for it.
         let signals = blocked()?;
-        let forked = fork(Descriptors::Shared);
+        // SAFETY: what the new process does is `serve`, of which the caller promises this, and `exit`.
+        let forked = unsafe { fork(Descriptors::Shared) };
         if forked == Ok(None) {
             serve();
             exit();
@@ -77,7 +85,7 @@ impl Abandoned {
     }
 }
 
-impl Drop for Child {
+impl Drop for Forked {
     fn drop(&mut self) {
         end_child(self.pid);
     }
@@ -99,10 +107,14 @@ pub enum Descriptors {
 }
 
 /// Makes a process that has a copy of this one's memory. Returns `None` in the new process, which has one thread.
-pub fn fork(descriptors: Descriptors) -> Result<Option<Pid>, Errno> {
+///
+/// # Safety
+///
+/// The new process must make system calls only: no memory from the allocator, no lock, no log.
+pub unsafe fn fork(descriptors: Descriptors) -> Result<Option<Pid>, Errno> {
     let shared = if descriptors == Descriptors::Shared { libc::CLONE_FILES } else { 0 };
-    // SAFETY: the new process gets a copy of this one's memory, and goes on with a copy of this stack. It makes only system calls, as the
-    // module says, so it needs nothing that another thread may have locked.
+    // SAFETY: the new process gets a copy of this one's memory, and goes on with a copy of this stack. As the caller promises, it needs
+    // nothing that another thread may have locked.
     let pid = unsafe { libc::syscall(libc::SYS_clone, shared | libc::SIGCHLD, 0, 0, 0, 0) };
     match pid {
         0 => Ok(None),
@@ -161,15 +173,6 @@ pub fn exit() -> ! {
 pub fn name(name: &'static CStr) {
     // SAFETY: the string ends with a zero.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
-}
-
-/// Has the kernel keep the children of this process that have ended until [`reap`], whatever whoever started the daemon wanted.
-pub fn keep_children() {
-    // SAFETY: zeros are a valid action, which is the default one.
-    unsafe {
-        let action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(libc::SIGCHLD, &raw const action, std::ptr::null_mut());
-    }
 }
 
 /// Buries a child that has ended, and returns which.

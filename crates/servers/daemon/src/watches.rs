@@ -10,6 +10,8 @@ use std::os::fd::OwnedFd;
 
 /// The processes of a user that are watched for each connection that the user may have: its process, and a child.
 pub const EACH: usize = 2;
+/// The user for whose processes there is no limit but that for all.
+pub const ROOT: u32 = 0;
 
 /// The processes that are watched, and what ends with each.
 #[derive(Debug)]

@@ -346,3 +346,27 @@ fn a_guest_learns_of_a_segment_at_once() {
     let body = guest.message(RelayKind::SEGMENTS, 0);
     assert!(!body.is_empty());
 }
+
+#[test]
+fn a_reader_who_is_to_write_waits_for_a_restart() {
+    let config = "[vm.a]\n[segment.web]\nsize = \"16M\"\nmembers = [\"host\"]\nreaders = [\"a\"]\n";
+    let daemon = Daemon::start_new(config);
+    let writes = "[vm.a]\n[segment.web]\nsize = \"16M\"\nmembers = [\"host\", \"a\"]\n";
+    has(
+        &reload(&daemon, writes),
+        &["not reloaded: segment.web: a may write from now on; restart the daemon", "reloaded=0"],
+    );
+    let reads = "[vm.a]\n[segment.web]\nsize = \"16M\"\nmembers = [\"host\"]\n";
+    has(&reload(&daemon, reads), &["not reloaded: segment.web: a is to lose rights", "reloaded=0"]);
+}
+
+#[test]
+fn a_segment_that_was_taken_out_comes_back_empty() {
+    let daemon = Daemon::start_new(WEB);
+    let file = std::fs::metadata(daemon.shm("web")).unwrap().ino();
+    reload(&daemon, "");
+    has(&reload(&daemon, WEB), &["reloaded: segment.web", "reloaded=1"]);
+    wait_for("the segment", || daemon.client().attach("web", "a").ok());
+    assert_ne!(std::fs::metadata(daemon.shm("web")).unwrap().ino(), file);
+    assert!(!daemon.log().contains("out of service"), "{}", daemon.log());
+}

@@ -6,7 +6,7 @@
 //! closed.
 #![allow(unsafe_code)] // Descriptors that are known by number.
 
-use crate::forked::{Child, exit, has_ended, name};
+use crate::forked::{Forked, exit, has_ended, name};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_acceptconn;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
@@ -22,14 +22,14 @@ const MOST: u64 = 1 << 20;
 pub struct Heir {
     /// Becomes readable when this process has ended.
     daemon: OwnedFd,
-    child: Child,
+    child: Forked,
 }
 
 impl Heir {
     /// Starts the heir. The earlier this is, the less memory it keeps.
     pub fn start() -> io::Result<Self> {
         let daemon = pidfd_open(getpid(), PidfdFlags::empty())?;
-        let child = Child::start(|| serve(daemon.as_fd()))?;
+        let child = start(daemon.as_fd())?;
         Ok(Self { daemon, child })
     }
 
@@ -38,7 +38,7 @@ impl Heir {
         if !self.child.has_ended() {
             return;
         }
-        match Child::start(|| serve(self.daemon.as_fd())) {
+        match start(self.daemon.as_fd()) {
             Ok(child) => {
                 tracing::warn!(
                     "the process that closes what this one leaves has ended, and is started again: was it killed?"
@@ -50,7 +50,12 @@ impl Heir {
     }
 }
 
-/// What the heir does.
+fn start(daemon: BorrowedFd<'_>) -> io::Result<Forked> {
+    // SAFETY: `serve` makes system calls only.
+    unsafe { Forked::start(|| serve(daemon)) }
+}
+
+/// What the heir does, by system calls only.
 fn serve(daemon: BorrowedFd<'_>) -> ! {
     name(c"ginneld-heir");
     while !has_ended(daemon) {

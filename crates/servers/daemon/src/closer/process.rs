@@ -18,8 +18,7 @@
 #![allow(unsafe_code)] // Descriptors that are known by number, and messages without memory from the allocator.
 
 use crate::forked::{
-    Child, Descriptors, FromZeros, Shared, exit, fork, has_ended, keep_children, last_error, name,
-    part_from_daemon, reap,
+    Descriptors, Forked, FromZeros, Shared, exit, fork, has_ended, last_error, name, part_from_daemon, reap,
 };
 use ginnel_fdpass::{SendFlags, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -57,7 +56,7 @@ pub struct Process {
     /// Where workers get connections.
     socket: OwnedFd,
     ends: Ends,
-    child: Child,
+    child: Forked,
 }
 
 /// What the closer has open.
@@ -131,12 +130,15 @@ impl Process {
 
 impl Ends {
     /// Starts a closer.
-    fn start(&self) -> io::Result<Child> {
+    fn start(&self) -> io::Result<Forked> {
         let progress = Shared::new()?;
-        Child::start(|| {
-            part_from_daemon(&[&self.socket, &self.daemon, &self.news, &self.reader]);
-            serve(self, &progress)
-        })
+        // SAFETY: all of this makes system calls only.
+        unsafe {
+            Forked::start(|| {
+                part_from_daemon(&[&self.socket, &self.daemon, &self.news, &self.reader]);
+                serve(self, &progress)
+            })
+        }
     }
 }
 
@@ -155,19 +157,19 @@ struct Progress {
 // SAFETY: atomics may be zero and be shared.
 unsafe impl FromZeros for Progress {}
 
-/// What the closer does.
+/// What the closer does, by system calls only.
 fn serve(ends: &Ends, progress: &Progress) -> ! {
     name(c"ginneld-closer");
-    keep_children();
     let own = getpid();
-    // The workers that were killed, or had to end, and have not ended.
+    // The workers that have not ended, with the present one while there is one.
     let mut stuck = 0;
     loop {
         progress.may_close.store(stuck < STUCK, Ordering::Relaxed);
         progress.begun.store(0, Ordering::Relaxed);
         progress.done.store(0, Ordering::Relaxed);
         progress.ends.store(false, Ordering::Relaxed);
-        match fork(Descriptors::Copied) {
+        // SAFETY: `work` makes system calls only.
+        match unsafe { fork(Descriptors::Copied) } {
             Ok(None) => work(ends, progress, own),
             Ok(Some(worker)) => {
                 stuck += 1;
@@ -182,13 +184,13 @@ fn serve(ends: &Ends, progress: &Progress) -> ! {
 }
 
 /// Watches a worker until it ends, or another must take its place, or the daemon ends.
-fn watch(worker: Pid, ends: &Ends, progress: &Progress, left: &mut u32) {
+fn watch(worker: Pid, ends: &Ends, progress: &Progress, stuck: &mut u32) {
     let (mut seen, mut since) = (0, None);
     loop {
         // The end of a worker that was killed is no event here.
         let wait = match since {
             Some(_) => Some(Timespec { tv_sec: 0, tv_nsec: 1_000_000 }),
-            None if *left > 1 => Some(Timespec { tv_sec: 0, tv_nsec: 100_000_000 }),
+            None if *stuck > 1 => Some(Timespec { tv_sec: 0, tv_nsec: 100_000_000 }),
             None => None,
         };
         let mut events = [PollFd::new(&ends.reader, PollFlags::IN), PollFd::new(&ends.daemon, PollFlags::IN)];
@@ -199,13 +201,13 @@ fn watch(worker: Pid, ends: &Ends, progress: &Progress, left: &mut u32) {
         let _ = rustix::io::read(&ends.reader, &mut [0; 64]);
         let mut ended = false;
         while let Some(child) = reap() {
-            *left -= 1;
+            *stuck -= 1;
             ended |= child == worker;
         }
         if ended || progress.ends.load(Ordering::Relaxed) {
             return;
         }
-        progress.may_close.store(*left <= STUCK, Ordering::Relaxed);
+        progress.may_close.store(*stuck <= STUCK, Ordering::Relaxed);
         let (done, begun) = (progress.done.load(Ordering::Relaxed), progress.begun.load(Ordering::Relaxed));
         since = match since {
             _ if begun == done => None,
@@ -220,7 +222,7 @@ fn watch(worker: Pid, ends: &Ends, progress: &Progress, left: &mut u32) {
     }
 }
 
-/// What a worker does.
+/// What a worker does, by system calls only.
 fn work(ends: &Ends, progress: &Progress, closer: Pid) -> ! {
     name(c"ginneld-close");
     // What another worker is told is not for this one.
@@ -384,12 +386,14 @@ mod tests {
 
     #[test]
     fn what_the_daemon_has_open_is_not_open_in_the_closer() {
-        let (read, write) = pipe().unwrap();
+        let pipe = || pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (earlier, write) = pipe();
         let mut process = Process::start().unwrap();
-        let (later, other) = pipe().unwrap();
+        let (later, other) = pipe();
         closes(&mut process);
         drop((write, other));
-        assert_eq!(rustix::io::read(&later, &mut [0; 1]), Ok(0));
-        let _ = read;
+        for end in [earlier, later] {
+            assert_eq!(rustix::io::read(&end, &mut [0; 1]), Ok(0));
+        }
     }
 }

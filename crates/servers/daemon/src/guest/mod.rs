@@ -111,7 +111,7 @@ fn provide_open_files(most: Most) -> Result<()> {
 pub fn run(args: Args) -> Result<()> {
     keeper::keep_to_itself();
     let most = args.most();
-    // The closer looks at as many descriptors as there may be.
+    // The heir looks at as many descriptors as there may be.
     provide_open_files(most)?;
     let closer = Closer::start_for_life().context("cannot start the closer of connections")?;
     pidwatch::look_from_elsewhere().context("cannot start the process that looks at others")?;
@@ -143,7 +143,7 @@ pub fn run(args: Args) -> Result<()> {
     let path = dir.join("ginnel.sock");
     let listener = listen(&path, args.socket_mode, group)?;
     let segments = Segments::new(Kernel::default());
-    // It is not dropped: the closer ends what is left open, which may take as long as a program likes.
+    // It is not dropped: the heir ends what is left open, which may take as long as a program likes.
     let mut daemon = ManuallyDrop::new(Daemon::new(
         listener,
         most,

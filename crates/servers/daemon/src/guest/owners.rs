@@ -3,7 +3,7 @@
 use crate::pidwatch::ExecChecks;
 use crate::poller::Poller;
 use crate::user_connections::Most;
-use crate::watches::{EACH, Watches};
+use crate::watches::{EACH, ROOT, Watches};
 use ginnel_broker::process::{Image, Process};
 use ginnel_layout::relay;
 use rustix::io::Errno;
@@ -12,9 +12,6 @@ use std::time::Duration;
 
 /// The first epoll token of watches.
 pub const FIRST_TOKEN: u64 = 1 << 40;
-
-/// The user for whose processes there is no limit but the one for all.
-const ROOT: u32 = 0;
 
 /// The result of the attempt to watch a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

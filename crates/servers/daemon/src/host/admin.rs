@@ -9,10 +9,10 @@
 //! | `vm-add` | `name`, and as in `[vm.NAME]` | `{"vm":{"name","number","socket","vectors"}}` |
 //! | `vm-remove` | `name` | `{}` |
 
+use super::config;
 use super::config::doubts::{doubt_of_segment, doubt_of_vm};
 use super::making::{PendingSegment, WantedBy};
 use super::server::Server;
-use super::{config, segments};
 use ginnel_broker::broker::{ClientId, unrecorded};
 use ginnel_broker::declared::{SegmentSpec, VmSpec};
 use ginnel_broker::limits::MAX_SEGMENTS_PER_MEMBER;
@@ -92,17 +92,9 @@ impl Server {
             return self.segment_again(declared, &name, &spec).map(Some);
         }
         let segment = self.new_segment(&name, &spec)?;
-        if self.segments.is_removing(&segment.path) {
-            return Err(still_removed(&segment));
-        }
         let place = format!("segment {name}");
-        self.segments.prepare(&segment, &place)?;
-        self.segments.remove_leftover(&segment, &place)?;
-        if self.segments.is_removing(&segment.path) {
-            return Err(still_removed(&segment));
-        }
         // The slices of a file follow each other in it, so this file grows here.
-        if segment.shared_file.is_some() || segments::is_there(&segment) {
+        if self.prepare_making(&segment, &place)? || segment.shared_file.is_some() {
             return self.segment_declare(&name, spec).map(Some);
         }
         let wanted_by = WantedBy::Client { client, request, name, spec: Box::new(spec) };
@@ -224,8 +216,8 @@ impl Server {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let text = format!(
-                    "the file of segment {name} cannot be removed yet, because a program that has it open holds its lock in the kernel: \
-                     end the program, then remove the segment again"
+                    "the file of segment {name} cannot be removed yet, because a program holds its lock, or that of its folder: end the \
+                     programs of other users that use this file system, then remove the segment again"
                 );
                 Err(Refusal::new(ErrorCode::IN_USE, text))
             }
@@ -306,14 +298,6 @@ impl Server {
         self.retire_vm(number);
         Ok(json!({}))
     }
-}
-
-fn still_removed(segment: &config::Segment) -> Refusal {
-    let text = format!(
-        "{} of an earlier segment is still being removed, because a program that has it open holds its lock: end that program",
-        segment.path.display()
-    );
-    Refusal::new(ErrorCode::IN_USE, text)
 }
 
 #[derive(serde::Deserialize)]

@@ -155,10 +155,7 @@ impl Server {
             return false;
         }
         info!(segment = %name, "segment is in service");
-        let members = self.broker.books().segments.get(name).map(|s| s.members.clone());
-        for member in members.unwrap_or_default() {
-            self.send_segments(member);
-        }
+        self.tell_members(name);
         true
     }
 

@@ -247,12 +247,33 @@ mod tests {
         NewFile { path, named, size: SIZE, offset: 0, owner: None, group: None, mode: 0o640 }
     }
 
+    /// What is said before the file has its name.
+    struct Said<'a> {
+        bytes: Vec<u8>,
+        path: &'a Path,
+    }
+
+    impl Write for Said<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.bytes.extend(bytes);
+            if self.bytes == ALLOCATED.as_bytes() {
+                assert!(!self.path.exists(), "it has its name already");
+            }
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     #[test]
     fn a_file_has_its_memory_before_it_has_its_name_and_none_is_replaced() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let new = new(folder.path());
-        let mut said = Vec::new();
+        let mut said = Said { bytes: Vec::new(), path: &new.path };
         create(&new, &mut said).unwrap();
+        let mut said = said.bytes;
         assert_eq!(problem(str::from_utf8(&said).unwrap(), ""), None);
         let stat = std::fs::metadata(&new.path).unwrap();
         assert_eq!((stat.len(), stat.blocks() * 512, stat.mode() & 0o7777), (SIZE, SIZE, 0o640));

@@ -181,7 +181,12 @@ impl Server {
         let Some(path) = self.segments.path(name).map(Path::to_owned) else { return false };
         self.segments.forget(name);
         let file = own_folder::find(&path, OFlags::RDONLY | OFlags::NONBLOCK).ok().flatten().map(File::from);
-        file.is_some_and(|file| others_have(&file).is_ok_and(|others| !others))
+        let others = |file: File| {
+            others_have(&file).inspect_err(|error| {
+                warn!(segment = %name, %error, "nobody can tell whether others have this segment's file, so it counts as if they did (is CAP_LEASE missing, or fs.leases-enable 0?)");
+            })
+        };
+        file.is_some_and(|file| others(file).is_ok_and(|others| !others))
     }
 
     /// Puts a segment out of service while these processes run.

@@ -210,6 +210,8 @@ impl Journal {
             self.took = takes;
             match takes {
                 true => info!(path = %self.path.display(), "the journal takes records again"),
+                // Why it is not whole was said.
+                false if !self.is_whole() => {}
                 false => {
                     error!(path = %self.path.display(), "the journal has no room: requests for anything new are refused until there is; make room there");
                 }

@@ -6,7 +6,7 @@ use super::server::Server;
 use super::{config, segments};
 use ginnel_broker::broker::ClientId;
 use ginnel_broker::declared::SegmentSpec;
-use ginnel_config::Problem;
+use ginnel_config::{Bytes, Problem};
 use ginnel_layout::Name;
 use std::time::Instant;
 use tracing::{error, info};
@@ -39,6 +39,16 @@ impl Making {
 }
 
 impl Server {
+    /// Prepares the making of a segment's file: nothing of an earlier segment is in its place after that. Returns whether there is such a
+    /// file already.
+    pub(super) fn prepare_making(&mut self, segment: &config::Segment, place: &str) -> Result<bool, Problem> {
+        self.segments.check_removed(&segment.path, place)?;
+        self.segments.prepare(segment, place)?;
+        self.segments.remove_leftover(segment, place)?;
+        self.segments.check_removed(&segment.path, place)?;
+        Ok(segments::is_there(segment))
+    }
+
     /// Lets a process make the file of a segment.
     pub(super) fn begin_making(&mut self, pending: PendingSegment, place: &str) -> Result<(), Problem> {
         self.segments.begin_making(&pending.segment, place)?;
@@ -55,7 +65,9 @@ impl Server {
                 continue;
             };
             let PendingSegment { segment, wanted_by } = self.making.0.remove(at);
-            info!(segment = %segment.name, path = %path.display(), "segment file made");
+            if made.is_ok() {
+                info!(segment = %segment.name, path = %path.display(), size = %Bytes(segment.size), "segment created");
+            }
             let declared = match wanted_by {
                 WantedBy::Client { client, request, name, spec } => {
                     let place = format!("segment {name}");
@@ -82,8 +94,7 @@ impl Server {
     /// Makes the file of a segment of the configuration, if there is none, and then declares the segment.
     pub(super) fn make_segment(&mut self, segment: &config::Segment) -> anyhow::Result<()> {
         let place = self.place_of("segment", &segment.name);
-        self.segments.prepare(segment, &place)?;
-        if segments::is_there(segment) {
+        if self.prepare_making(segment, &place)? {
             return self.declare_made(segment);
         }
         let pending = PendingSegment { segment: segment.clone(), wanted_by: WantedBy::Configuration };

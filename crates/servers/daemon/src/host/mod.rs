@@ -14,7 +14,7 @@
 //! | `pauses` | listening sockets that rest, because nothing can be accepted now |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
-//! | `own_folder`, `lock` | the folder in which the files of segments lie, and the locks of folders |
+//! | `own_folder` | the folder in which the files of segments lie |
 //! | `rereading`, `reload` | reading the configuration again while the daemon serves, and what that changes |
 //! | `startup` | the way from a configuration and a journal to a running daemon |
 
@@ -90,7 +90,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return startup::check(&Config::read(&args.config)?);
     }
     keeper::keep_to_itself();
-    // The closer looks at as many descriptors as there may be.
+    // The heir looks at as many descriptors as there may be.
     keeper::raise_open_files();
     let closer = Closer::start_for_life().context("the closer of connections cannot be started")?;
     pidwatch::look_from_elsewhere().context("the process that looks at others cannot be started")?;

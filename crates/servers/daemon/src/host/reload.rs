@@ -8,6 +8,7 @@ use super::server::Server;
 use crate::logging;
 use anyhow::Context;
 use ginnel_broker::limits::MAX_SEGMENTS_PER_MEMBER;
+use ginnel_broker::record::MemoryFile;
 use ginnel_config::Bytes;
 use ginnel_layout::{HOST_MEMBER, Name};
 use std::collections::BTreeSet;
@@ -45,7 +46,7 @@ impl Server {
         if !self.journal.takes() {
             outcome.left(
                 "anything",
-                "the journal cannot record it; make room in daemon.state_dir, then send SIGHUP again",
+                "the journal cannot record it; make room in daemon.state_dir, then reload again",
             );
         } else if !self.moves(&new, &mut outcome) {
             self.reload_settings(&new, &mut outcome);
@@ -188,7 +189,7 @@ impl Server {
         let member = self.number_of(name).and_then(|number| books.members.get(&number))?;
         if let Some(qemu) = &member.qemu {
             return Some(format!(
-                "it runs (QEMU is process {}); stop it, then send SIGHUP again",
+                "it runs (QEMU is process {}); stop it, then reload again",
                 qemu.process.pid
             ));
         }
@@ -269,12 +270,10 @@ impl Server {
         let running = |number: &u32| books.members.get(number).is_some_and(|member| member.qemu.is_some());
         if let Some(vm) = segment.members.iter().find(|number| running(number)) {
             let vm = books.members.get(vm).map_or(String::new(), |member| member.name.to_string());
-            return Some(format!(
-                "VM {vm} runs and may have it as a device; stop it, then send SIGHUP again"
-            ));
+            return Some(format!("VM {vm} runs and may have it as a device; stop it, then reload again"));
         }
         let programs = books.index.of_segment(name).count();
-        (programs > 0).then(|| format!("{programs} programs are attached; end them, then send SIGHUP again"))
+        (programs > 0).then(|| format!("{programs} programs are attached; end them, then reload again"))
     }
 
     fn reload_segments(&mut self, new: &Config, outcome: &mut Outcome) {
@@ -296,12 +295,6 @@ impl Server {
         }
         if segment.shared_file.is_some() {
             return outcome.left(what, "slices that share a file are added when the daemon is restarted");
-        }
-        if self.segments.is_removing(&segment.path) {
-            return outcome.left(
-                what,
-                "the file of an earlier segment of that name is still being removed; send SIGHUP again later",
-            );
         }
         if let Err(why) = self.room_for(segment, &BTreeSet::new()) {
             return outcome.left(what, why);
@@ -332,7 +325,18 @@ impl Server {
 
     fn change_segment(&mut self, old: &config::Segment, new: &config::Segment, outcome: &mut Outcome) {
         let what = format!("segment.{}", new.name);
-        // Nobody uses it, so anything may change.
+        let goes = |name: &&Name| !new.sharers().any(|new| new == *name);
+        let lost = old.members.difference(&new.members).chain(old.readers.iter().filter(goes)).next();
+        let known = self.broker.books().segments.get(&new.name);
+        let had_memory = known.is_some_and(|known| known.file != MemoryFile::Unknown);
+        if let Some(lost) = lost.filter(|_| had_memory) {
+            let why = format!(
+                "{lost} is to lose rights, and who has the segment's memory keeps it for as long as it runs, \
+                 so this is not done while the daemon serves; stop {lost}, then restart the daemon"
+            );
+            return outcome.left(what, why);
+        }
+        // Nobody uses it, so anything else may change.
         if self.out_of_service.contains_key(&new.name) {
             let place = self.place_of("segment", &new.name);
             self.out_of_service.insert(new.name, (new.clone(), None, place));
@@ -345,12 +349,8 @@ impl Server {
             return outcome
                 .left(what, format!("{}: stop all its users, then restart the daemon", fixed.join(", ")));
         }
-        let lost = old.members.difference(&new.members).chain(old.readers.difference(&new.readers));
-        if let Some(lost) = lost.map(Name::as_str).next() {
-            let why = format!(
-                "{lost} is to lose rights, and who has the segment's memory keeps it for as long as it runs, \
-                 so this is not done while the daemon serves; stop {lost}, then restart the daemon"
-            );
+        if let Some(writer) = old.readers.intersection(&new.members).next() {
+            let why = format!("{writer} may write from now on; restart the daemon, and then {writer}");
             return outcome.left(what, why);
         }
         let known = self.broker.books().segments.get(&new.name).map(|known| known.members.clone());
@@ -414,7 +414,7 @@ impl Server {
     }
 }
 
-const BEING_MADE: &str = "its file is being made; send SIGHUP again when that is done";
+const BEING_MADE: &str = "its file is being made; reload again when that is done";
 const DECLARED_AT_RUN_TIME: &str =
     "it was declared at run time; the file takes precedence when the daemon is restarted";
 

@@ -65,7 +65,7 @@ impl Server {
         let states: Vec<_> = [NotifyState::Reloading].into_iter().chain(now).collect();
         let _ = sd_notify::notify(false, &states);
         if let Err(error) = self.rereading.begin(self.config.file.clone()) {
-            error!(%error, "no thread can be started to read the configuration: nothing was reloaded; send SIGHUP again");
+            error!(%error, "no thread can be started to read the configuration: nothing was reloaded; reload again");
             self.tell_reloaded("serving");
         }
     }

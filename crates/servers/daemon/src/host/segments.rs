@@ -168,10 +168,7 @@ impl Segments {
         may_create: bool,
         cuts: bool,
     ) -> Result<bool, Problem> {
-        if self.files.is_removing(&config.path) {
-            let what = format!("{} of an earlier segment is still being removed", config.path.display());
-            return Err(Problem::new(place, what, "end the program that has it open and holds its lock"));
-        }
+        self.check_removed(&config.path, place)?;
         self.prepare(config, place)?;
         let mut found = existing(config, place, cuts)?;
         if found.as_ref().is_some_and(|file| !self.is_own(file, &config.path, own)) {
@@ -449,9 +446,17 @@ impl Segments {
         }
     }
 
-    /// Returns whether a file is still being removed.
-    pub fn is_removing(&self, path: &Path) -> bool {
-        self.files.is_removing(path)
+    /// Checks that a file is not still being removed.
+    pub fn check_removed(&self, path: &Path, place: &str) -> Result<(), Problem> {
+        if !self.files.is_removing(path) {
+            return Ok(());
+        }
+        let what = format!(
+            "{} of an earlier segment is still being removed: a program holds its lock, or that of its folder",
+            path.display()
+        );
+        let fix = "end the programs of other users that use this file system, then try again";
+        Err(Problem::new(place, what, fix))
     }
 
     /// Forgets a segment and leaves its file.

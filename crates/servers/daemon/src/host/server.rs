@@ -22,7 +22,7 @@ use crate::logging;
 use crate::pidwatch::ExecChecks;
 use crate::poller::{Interest, Poller, Ready};
 use crate::strangers::{self, Strangers, Syns};
-use crate::watches::{EACH, Watches};
+use crate::watches::{EACH, ROOT, Watches};
 use ginnel_broker::books::Books;
 use ginnel_broker::broker::{Broker, ClientId, Effect, FdRef, Recording, World as _};
 use ginnel_broker::declared::SegmentSpec;
@@ -46,9 +46,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 const EVENTS: usize = 1024;
 /// How often the files of segments in use are checked, in case they were truncated.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// The user for whose processes there is no limit.
-const ROOT: u32 = 0;
 
 /// What ends with a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -97,7 +97,7 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer, hangup: &Hangup) -
         error!("{doubt}; it is obeyed nevertheless");
     }
     keep_vectors(&mut config, &books, &held);
-    // It is not dropped: the closer ends what is left open, which may take as long as a program likes.
+    // It is not dropped: the heir ends what is left open, which may take as long as a program likes.
     let mut server = ManuallyDrop::new(Server::new(config, books, journal, keeper, held, closer, folders)?);
     if distrusted {
         server.segments.doubt();

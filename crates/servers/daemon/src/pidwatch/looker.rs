@@ -4,9 +4,10 @@
 //! apart. That takes as long as the memory is large, and for ever if there are asynchronous reads into it (`io_submit`) that a file
 //! system of the program's own does not answer. No signal ends that. So it happens to a looker, which is killed if it does not answer, and
 //! not waited for, and the next one answers: the memory of the process has gone then.
+#![allow(unsafe_code)] // A process without `exec`, see `forked`.
 
 use super::stat::{Stat, read, user_of};
-use crate::forked::{Abandoned, Child, exit, name, part_from_daemon};
+use crate::forked::{Abandoned, Forked, exit, name, part_from_daemon};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{read as receive, write};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -53,7 +54,7 @@ struct Present {
     socket: OwnedFd,
     /// Its end of the connection, which it has a copy of.
     _theirs: OwnedFd,
-    child: Child,
+    child: Forked,
 }
 
 impl Looker {
@@ -103,10 +104,13 @@ impl Present {
     fn start() -> io::Result<Self> {
         let (socket, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let child = Child::start(|| {
-            part_from_daemon(&[&theirs]);
-            serve(&theirs);
-        })?;
+        // SAFETY: both make system calls only.
+        let child = unsafe {
+            Forked::start(|| {
+                part_from_daemon(&[&theirs]);
+                serve(&theirs);
+            })
+        }?;
         Ok(Self { socket, _theirs: theirs, child })
     }
 
@@ -134,7 +138,7 @@ impl Present {
     }
 }
 
-/// What the looker does. It makes system calls only, because it may have been forked while another thread had locked the allocator.
+/// What the looker does, by system calls only.
 fn serve(socket: &OwnedFd) -> ! {
     name(c"ginneld-looker");
     let mut question = Question { pid: 0, what: STAT };
