@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 /// Prints the XML with which libvirt connects a VM to its segments and gives it its volumes.
 ///
 /// The comments say where each element goes. Insert them with `virsh edit`. Where AppArmor or SELinux confines QEMU, it must be told of
-/// some of these files: see docs/libvirt.md.
+/// some of these files: see libvirt.md of Ginnel's documentation.
 #[derive(clap::Args)]
 pub struct Args {
     /// The VM, as the configuration names it.
@@ -53,8 +53,8 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 /// Two dashes cannot be in a comment, so the option is written without them.
-const CONFINED: &str = "<!-- AppArmor and SELinux: QEMU must be let open files that libvirt does not know; see docs/libvirt.md. The option `apparmor` of this
-     command prints the rules for AppArmor -->";
+const CONFINED: &str = "<!-- AppArmor and SELinux: QEMU must be let open files that libvirt does not know; see libvirt.md of Ginnel's
+     documentation. The option `apparmor` of this command prints the rules for AppArmor -->";
 
 /// Returns the XML for volumes. It was tried by hand with libvirt 9.0 and QEMU 7.2; Ginnel's tests run QEMU without
 /// libvirt.

@@ -18,6 +18,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 ///
 /// On the host, root and the admin group see everything, and other users see the segments to which they may attach. In
 /// a VM, this shows the VM's segments and their members.
+///
+/// Root and the admin group are also warned of processes that have a segment in their memory and are no members: a QEMU whose VM was
+/// removed from `members`, for example. If `host` is a member, any program may have the segment, and only QEMUs are shown.
 #[derive(clap::Args)]
 pub struct Args {
     /// Print the daemon's answer as JSON.
