@@ -78,6 +78,16 @@ impl Forked {
 pub struct Abandoned(Pid);
 
 impl Abandoned {
+    #[cfg(test)]
+    pub fn of(pid: Pid) -> Self {
+        Self(pid)
+    }
+
+    #[cfg(test)]
+    pub fn pid(&self) -> Pid {
+        self.0
+    }
+
     /// Buries it if it has ended. Returns whether it had.
     pub fn is_buried(&self) -> bool {
         // Nobody else waits for it, so an error means that nobody needs to.

@@ -8,15 +8,15 @@ use ginnel_broker::process::{Image, Process};
 use looker::Looker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use stat::Stat;
+use stat::{Seen, Stat};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Returns the process that has this number now; `None` if there is none.
+/// Returns the process that has this number now; `None` if there is none, or if nobody could look.
 pub fn process(pid: u32) -> Option<Process> {
-    look(pid).map(|stat| Process { pid, started: stat.started })
+    look(pid).known().map(|stat| Process { pid, started: stat.started })
 }
 
 /// Returns the process that has made a connection, whose number then was `pid`; `None` if it has ended. The number may be another
@@ -38,11 +38,16 @@ pub fn is_alive(process: &Process) -> bool {
     match watch(process) {
         Ok(watch) => watch.is_some(),
         // There is no free descriptor for a watch, so this uses `/proc` alone.
-        Err(_) => look(process.pid).is_some_and(|stat| stat.started == process.started),
+        Err(_) => match look(process.pid) {
+            Seen::Is(stat) => stat.started == process.started,
+            // A process that cannot be seen is there until the contrary is known.
+            Seen::Gone | Seen::Unknown => std::fs::metadata(format!("/proc/{}", process.pid)).is_ok(),
+        },
     }
 }
 
-/// Returns a descriptor that becomes readable when the last thread of the process ends; `None` if it has ended.
+/// Returns a descriptor that becomes readable when the last thread of the process ends; `None` if it has ended. Fails if there is a
+/// process with this number, and nobody can see which.
 pub fn watch(process: &Process) -> rustix::io::Result<Option<OwnedFd>> {
     let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
     let fd = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -52,14 +57,20 @@ pub fn watch(process: &Process) -> rustix::io::Result<Option<OwnedFd>> {
     };
     // The number may have been given to another process before the descriptor was opened, but not after that, unless the
     // descriptor reports that its process has ended.
-    let same = look(process.pid).is_some_and(|stat| stat.started == process.started);
-    Ok((same && !has_ended(&fd)?).then_some(fd))
+    let seen = look(process.pid);
+    if has_ended(&fd)? {
+        return Ok(None);
+    }
+    match seen {
+        Seen::Is(stat) => Ok((stat.started == process.started).then_some(fd)),
+        Seen::Gone | Seen::Unknown => Err(rustix::io::Errno::ACCESS),
+    }
 }
 
 /// Returns the program that the process runs. `None` if that is not known: the process is ending, or is in the middle of an
 /// `exec`, or belongs to another user and this daemon is not root.
 pub fn image_of(process: &Process) -> Option<Image> {
-    let stat = look(process.pid).filter(|stat| stat.started == process.started)?;
+    let stat = look(process.pid).known().filter(|stat| stat.started == process.started)?;
     // The kernel shows 0 for a process without memory, and 1 to a caller that lacks permission.
     (stat.image.code > 1).then_some(stat.image)
 }
@@ -93,10 +104,23 @@ pub fn look_from_elsewhere() -> io::Result<()> {
     Ok(())
 }
 
-fn look(pid: u32) -> Option<Stat> {
+/// Says for which user this process looks at others from now on.
+pub fn look_for(user: u32) {
+    if let Some(looker) = &mut *LOOKER.lock().unwrap_or_else(PoisonError::into_inner) {
+        looker.for_user(user);
+    }
+}
+
+/// Returns whether looks for this user have been held up so often that it must not connect.
+pub fn is_held_up_by(user: u32) -> bool {
+    let mut looker = LOOKER.lock().unwrap_or_else(PoisonError::into_inner);
+    looker.as_mut().is_some_and(|looker| looker.is_held_up_by(user))
+}
+
+fn look(pid: u32) -> Seen<Stat> {
     match &mut *LOOKER.lock().unwrap_or_else(PoisonError::into_inner) {
         Some(looker) => looker.look(pid),
-        None => stat::read(pid),
+        None => stat::read(pid).into(),
     }
 }
 

@@ -233,39 +233,42 @@ fn work(ends: &Ends, progress: &Progress, closer: Pid) -> ! {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).saturating_sub(OTHERS);
     let most = usize::try_from(limit).unwrap_or(HELD).clamp(1, HELD);
     let mut held = [0; HELD];
-    // The first of these the daemon has closed.
-    let (mut closed, mut len) = (0, 0);
+    // While the daemon has the last of these open too, this process neither closes anything nor ends, so that the daemon's close of it is
+    // not the last one.
+    let (mut len, mut shared) = (0, false);
     loop {
         let may_close = progress.may_close.load(Ordering::Relaxed);
-        if len < most {
-            let wait = match closed {
-                0 => None,
+        if shared || len < most {
+            let wait = match shared || len == 0 {
+                true => None,
                 // The leave to close is no event here.
-                _ => Some(Timespec { tv_sec: 0, tv_nsec: if may_close { 0 } else { 100_000_000 } }),
+                false => Some(Timespec { tv_sec: 0, tv_nsec: if may_close { 0 } else { 100_000_000 } }),
             };
             let mut events = [PollFd::new(&ends.socket, PollFlags::IN)];
             let _ = poll(&mut events, wait.as_ref());
             if !events[0].revents().is_empty() {
                 match receive(ends.socket.as_fd()) {
+                    // One too many ends this process, which closes it.
+                    Ok(Some(Message::Connection(_))) if len == most => break,
                     Ok(Some(Message::Connection(fd))) => {
                         held[len] = fd;
-                        len += 1;
+                        (len, shared) = (len + 1, true);
                     }
-                    Ok(Some(Message::Closed)) => closed = len,
+                    Ok(Some(Message::Closed)) => shared = false,
                     Ok(None) => {}
                     Err(()) => break,
                 }
                 continue;
             }
+            if shared {
+                continue;
+            }
         } else if !may_close {
             break;
         }
-        if may_close && closed > 0 {
-            closed -= 1;
+        if may_close && len > 0 {
             len -= 1;
-            let fd = held[closed];
-            held[closed] = held[len];
-            close(fd, ends, progress);
+            close(held[len], ends, progress);
         }
     }
     progress.ends.store(true, Ordering::Relaxed);

@@ -141,6 +141,12 @@ impl Clients {
     pub fn given_up_for(&mut self, uid: u32) -> Result<Option<u32>> {
         let is_attached = |id| self.all.get(&id).is_some_and(|client| client.endpoint.is_some());
         let newcomer = self.users.counted(uid);
+        pidwatch::look_for(newcomer);
+        ensure!(
+            !pidwatch::is_held_up_by(newcomer),
+            "processes of this user that have ended hold up those that look at them (asynchronous reads from FUSE?): make the file system \
+             answer, or unmount it"
+        );
         let Err(Full { limit, user, given_up }) = self.by_user.room(newcomer, self.most, is_attached) else {
             self.full = false;
             return Ok(None);

@@ -7,6 +7,7 @@ use crate::poller::{Interest, Ready};
 use crate::strangers::{Outcome, Task};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
 use crate::users::Users;
+use crate::watches::ROOT;
 use crate::{descriptors, pidwatch};
 use ginnel_broker::broker::{ClientId, Who};
 use ginnel_broker::process::Process;
@@ -106,6 +107,11 @@ impl Server {
 
     /// Accepts new connections.
     pub(super) fn accept_clients(&mut self) {
+        self.accept_several();
+        pidwatch::look_for(ROOT);
+    }
+
+    fn accept_several(&mut self) {
         for _ in 0..ACCEPTS {
             let Some(listener) = &self.clients.listener else { return };
             match packet::accept(listener.as_fd()) {
@@ -153,6 +159,13 @@ impl Server {
         let limits = self.config.limits;
         let most = Most { all: limits.max_clients as usize, per_user: limits.clients_per_user as usize };
         let newcomer = self.clients.users.counted(peer.uid);
+        pidwatch::look_for(newcomer);
+        if pidwatch::is_held_up_by(newcomer) {
+            let text = "processes of this user that have ended hold up those that look at them (asynchronous reads from FUSE?): make the file \
+                        system answer, or unmount it";
+            let _ = socket.send(reply::refusal(0, &Refusal::new(ErrorCode::LIMIT, text)), vec![]);
+            return;
+        }
         let room = self.clients.by_user.room(newcomer, most, |id| self.broker.is_attached(id));
         if let Err(Full { limit, user, given_up }) = room {
             let (key, limit) = match limit {
@@ -208,6 +221,7 @@ impl Server {
     pub(super) fn serve_clients(&mut self) {
         for _ in 0..self.turns.users() {
             let Some((user, end)) = self.turns.begin() else { return };
+            pidwatch::look_for(user);
             while let Some((id, ready)) = self.turns.next_of(user) {
                 self.serve_client(id, ready, end);
                 self.run_effects();
@@ -216,6 +230,7 @@ impl Server {
                 }
             }
             self.turns.end(user, end);
+            pidwatch::look_for(ROOT);
         }
     }
 

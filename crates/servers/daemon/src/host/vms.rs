@@ -151,8 +151,10 @@ impl Server {
             }
         };
         let Ok(peer) = packet::peer(fd.as_fd()) else { return self.closer.close(fd) };
+        pidwatch::look_for(peer.uid);
         let process =
             pidwatch::connected(fd.as_fd(), peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
+        pidwatch::look_for(crate::watches::ROOT);
         let name = vm.config.name;
         if let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.as_ref()) {
             let old = qemu.process;

@@ -6,7 +6,7 @@
 //! not waited for, and the next one answers: the memory of the process has gone then.
 #![allow(unsafe_code)] // A process without `exec`, see `forked`.
 
-use super::stat::{Stat, read, user_of};
+use super::stat::{Seen, Stat, read, user_of};
 use crate::forked::{Abandoned, Forked, exit, name, part_from_daemon};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{read as receive, write};
@@ -18,6 +18,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// How long lookers may take, one after another. The first is not waited for long, because all others wait meanwhile.
 const PATIENCE: [Duration; 3] = [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(10)];
+
+/// The number of lookers that looked for a user and do not end, from which on that user's programs cannot connect.
+const STUCK: usize = 4;
 
 /// What a looker is asked.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
@@ -44,8 +47,11 @@ struct Answer {
 /// The daemon's side of the looker.
 #[derive(Debug)]
 pub struct Looker {
-    present: Present,
-    abandoned: Vec<Abandoned>,
+    /// `None` if the last one was abandoned, and no other has been needed.
+    present: Option<Present>,
+    /// Those that may be held up, and for which user they looked.
+    abandoned: Vec<(u32, Abandoned)>,
+    user: u32,
 }
 
 /// A looker with a connection of its own, so that what it says too late is not taken for the answer of the next one.
@@ -60,43 +66,70 @@ struct Present {
 impl Looker {
     /// Starts the process.
     pub fn start() -> io::Result<Self> {
-        Ok(Self { present: Present::start()?, abandoned: Vec::new() })
+        let mut looker = Self { present: Some(Present::start()?), abandoned: Vec::new(), user: 0 };
+        match looker.look(std::process::id()) {
+            Seen::Is(_) => Ok(looker),
+            _ => Err(io::Error::other(
+                "it does not see this process (is /proc there, and close_range allowed?)",
+            )),
+        }
+    }
+
+    /// Says for whom it looks from now on.
+    pub fn for_user(&mut self, user: u32) {
+        self.user = user;
+    }
+
+    /// Returns whether so many lookers are held up that looked for this user that it must stop.
+    pub fn is_held_up_by(&mut self, user: u32) -> bool {
+        if user == 0 || self.abandoned.is_empty() {
+            return false;
+        }
+        self.abandoned.retain(|(_, looker)| !looker.is_buried());
+        self.abandoned.iter().filter(|(of, _)| *of == user).count() >= STUCK
     }
 
     /// Does what [`read`] does.
-    pub fn look(&mut self, pid: u32) -> Option<Stat> {
-        let [started, code, stack] = self.ask(Question { pid, what: STAT })?;
-        Some(Stat::new(started, code, stack))
+    pub fn look(&mut self, pid: u32) -> Seen<Stat> {
+        match self.ask(Question { pid, what: STAT }) {
+            Seen::Is([started, code, stack]) => Seen::Is(Stat::new(started, code, stack)),
+            Seen::Gone => Seen::Gone,
+            Seen::Unknown => Seen::Unknown,
+        }
     }
 
     /// Does what [`user_of`] does.
     pub fn user_of(&mut self, pid: u32) -> Option<u32> {
-        let [user, ..] = self.ask(Question { pid, what: USER })?;
+        let [user, ..] = self.ask(Question { pid, what: USER }).known()?;
         u32::try_from(user).ok()
     }
 
-    fn ask(&mut self, question: Question) -> Option<[u64; 3]> {
+    fn ask(&mut self, question: Question) -> Seen<[u64; 3]> {
         let pid = question.pid;
         for patience in PATIENCE {
-            if let Some(answer) = self.present.ask(question, patience) {
-                return (answer.found != 0).then_some(answer.fields);
+            let present = match self.present.take().map_or_else(Present::start, Ok) {
+                Ok(present) => present,
+                Err(error) => {
+                    tracing::error!(pid, %error, "no process can be started that looks at this one");
+                    return Seen::Unknown;
+                }
+            };
+            if let Some(answer) = present.ask(question, patience) {
+                self.present = Some(present);
+                return (answer.found != 0).then_some(answer.fields).into();
             }
-            self.abandoned.retain(|looker| !looker.is_buried());
+            // What it may still say is not for the next question.
+            self.abandoned.retain(|(_, looker)| !looker.is_buried());
+            self.abandoned.push((self.user, present.child.abandon()));
             tracing::warn!(
                 pid,
+                user = self.user,
                 held_up = self.abandoned.len(),
                 "a process that looks at others does not answer, or was killed; another takes its place"
             );
-            match Present::start() {
-                Ok(next) => {
-                    let last = std::mem::replace(&mut self.present, next);
-                    self.abandoned.push(last.child.abandon());
-                }
-                Err(error) => tracing::error!(%error, "no process can be started that looks at others"),
-            }
         }
-        tracing::error!(pid, "nothing can be found out about this process, so it counts as ended");
-        None
+        tracing::error!(pid, "nothing can be found out about this process");
+        Seen::Unknown
     }
 }
 
@@ -160,18 +193,22 @@ fn serve(socket: &OwnedFd) -> ! {
 mod tests {
     use super::*;
     use kit::wait::wait_until;
-    use rustix::process::{Signal, kill_process};
+    use rustix::process::{Pid, Signal, kill_process};
 
     #[test]
     fn it_sees_what_this_process_sees() {
         let mut looker = Looker::start().unwrap();
         let me = std::process::id();
         assert!(read(me).is_some());
-        assert_eq!(looker.look(me), read(me));
-        assert_eq!(looker.look(u32::MAX), None);
-        assert_eq!(looker.look(me), read(me));
+        assert_eq!(looker.look(me), read(me).into());
+        assert_eq!(looker.look(u32::MAX), Seen::Gone);
+        assert_eq!(looker.look(me), read(me).into());
         assert_eq!(looker.user_of(me), Some(rustix::process::geteuid().as_raw()));
         assert_eq!(looker.user_of(u32::MAX), None);
+    }
+
+    fn child(looker: &Looker) -> Pid {
+        looker.present.as_ref().unwrap().child.pid()
     }
 
     #[test]
@@ -179,14 +216,35 @@ mod tests {
         let mut looker = Looker::start().unwrap();
         let me = std::process::id();
         for signal in [Signal::STOP, Signal::KILL] {
-            let first = looker.present.child.pid();
+            let first = child(&looker);
             kill_process(first, signal).unwrap();
-            assert_eq!(looker.look(me), read(me));
-            assert_ne!(looker.present.child.pid(), first);
+            assert_eq!(looker.look(me), read(me).into());
+            assert_ne!(child(&looker), first);
         }
         wait_until("their ends", || {
-            looker.abandoned.retain(|looker| !looker.is_buried());
+            looker.abandoned.retain(|(_, looker)| !looker.is_buried());
             looker.abandoned.is_empty()
         });
+    }
+
+    #[test]
+    #[expect(clippy::zombie_processes, reason = "the looker waits for it")]
+    fn who_holds_up_several_is_known_until_they_end() {
+        let mut looker = Looker::start().unwrap();
+        let me = std::process::id();
+        looker.for_user(7);
+        for n in 0..STUCK {
+            assert!(!looker.is_held_up_by(7), "{n}");
+            kill_process(child(&looker), Signal::STOP).unwrap();
+            assert_eq!(looker.look(me), read(me).into());
+            // A process that runs stands for one that does not end.
+            let runs = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+            looker.abandoned.last_mut().unwrap().1 = Abandoned::of(Pid::from_child(&runs));
+        }
+        assert!(looker.is_held_up_by(7) && !looker.is_held_up_by(8) && !looker.is_held_up_by(0));
+        for (_, looker) in &looker.abandoned {
+            kill_process(looker.pid(), Signal::KILL).unwrap();
+        }
+        wait_until("their ends", || !looker.is_held_up_by(7));
     }
 }

@@ -5,6 +5,33 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use std::ffi::CStr;
 use std::io::{Cursor, Write};
 
+/// What is known about a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen<T> {
+    /// This is true of it.
+    Is(T),
+    /// There is no such process, as far as this one may see.
+    Gone,
+    /// Nobody could look.
+    Unknown,
+}
+
+impl<T> From<Option<T>> for Seen<T> {
+    fn from(seen: Option<T>) -> Self {
+        seen.map_or(Self::Gone, Self::Is)
+    }
+}
+
+impl<T> Seen<T> {
+    /// Returns what is true, if that is known.
+    pub fn known(self) -> Option<T> {
+        match self {
+            Self::Is(seen) => Some(seen),
+            Self::Gone | Self::Unknown => None,
+        }
+    }
+}
+
 /// The fields that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
