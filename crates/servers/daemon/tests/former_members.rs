@@ -7,6 +7,7 @@ use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use kit::daemon::qemu::Qemu;
 use kit::daemon::*;
 use kit::wait::wait_for;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -380,4 +381,28 @@ fn the_status_shows_who_has_a_segment_and_is_no_member() {
     wait_for("a process", || (strangers("own") == [(None, other.pid().into())]).then_some(()));
     drop(other);
     wait_for("its end", || strangers("own").is_empty().then_some(()));
+}
+
+#[test]
+fn a_reload_takes_nobody_out_of_a_segment_that_waits() {
+    let mut daemon = start(ALL);
+    let (mut a, mut b) = (Vm::start(&daemon, Some("a"), "web"), Vm::start(&daemon, Some("b"), "web"));
+    restart(&mut daemon, &config(WITHOUT_B));
+    refused(&daemon);
+    for fewer in ["members = [\"host\"]", "members = [\"host\"]\nreaders = [\"a\"]"] {
+        daemon.write_config("vectors = 4\n", &config(fewer));
+        let before = daemon.log().matches("a is to lose rights").count();
+        daemon.signal(Signal::HUP);
+        wait_for("the reason", || {
+            (daemon.log().matches("a is to lose rights").count() > before).then_some(())
+        });
+        refused(&daemon);
+    }
+    b.kill();
+    wait_for("the segment", || daemon.client().attach("web", "x").ok());
+    // The QEMU of `a` is waited for by the next daemon.
+    daemon.restart();
+    refused(&daemon);
+    a.kill();
+    wait_for("the segment", || daemon.client().attach("web", "x").ok());
 }
