@@ -78,17 +78,16 @@ pub(crate) use handle;
 pub(crate) struct HandleTable<T> {
     /// The type's name in error texts.
     what: &'static str,
-    /// The first chunk. [`NOWHERE`] until it is made.
-    first: AtomicPtr<Slot<T>>,
-    /// Chunks of slots: `FIRST << n` in the chunk with number n. They are made at the first need, and never freed.
+    /// Chunks of slots: `FIRST << n` in the chunk with number n. They are made at the first need, and never freed; until then they are
+    /// [`NOWHERE`].
     chunks: [AtomicPtr<Slot<T>>; CHUNKS],
     free: Mutex<Free>,
     /// Done once children of a fork forget the uses of their parent's threads.
     forks: Once,
 }
 
-/// Where no slot is: none lies at a distance from here that is a multiple of its size.
-const NOWHERE: usize = 1;
+/// Where no slot is: each address that fits into a handle is below, and so out of range of a chunk here.
+const NOWHERE: usize = 1 << 63;
 
 /// The slots that have no handle.
 struct Free {
@@ -100,10 +99,9 @@ struct Free {
 
 impl<T> HandleTable<T> {
     pub const fn of(what: &'static str) -> Self {
-        let chunks = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
+        let chunks = [const { AtomicPtr::new(ptr::without_provenance_mut(NOWHERE)) }; CHUNKS];
         let free = Mutex::new(Free { used_before: Vec::new(), used: 0 });
-        let first = AtomicPtr::new(ptr::without_provenance_mut(NOWHERE));
-        Self { what, first, chunks, free, forks: Once::new() }
+        Self { what, chunks, free, forks: Once::new() }
     }
 
     /// Puts a value into a slot and returns its new handle, which is never null.
@@ -177,7 +175,7 @@ impl<T> HandleTable<T> {
         }
         for (chunk, slots) in self.chunks.iter().enumerate() {
             let slots = slots.load(Ordering::Acquire);
-            for at in 0..if slots.is_null() { 0 } else { FIRST << chunk } {
+            for at in 0..if slots.addr() == NOWHERE { 0 } else { FIRST << chunk } {
                 // SAFETY: the chunk has so many slots, and is never freed.
                 let state = unsafe { &(*slots.add(at)).state };
                 // No page that is not in use is written to, and so copied.
@@ -263,15 +261,14 @@ impl<T> HandleTable<T> {
     /// Whether this is the place of a slot of this table.
     #[inline]
     fn has(&self, place: usize) -> bool {
-        is_slot(self.first.load(Ordering::Acquire), FIRST, place) || self.has_in_another_chunk(place)
+        is_slot(self.chunks[0].load(Ordering::Acquire), FIRST, place) || self.has_in_another_chunk(place)
     }
 
     #[cold]
     fn has_in_another_chunk(&self, place: usize) -> bool {
         let (chunk, address) = (place % ALIGN, place - place % ALIGN);
         let Some(slots) = self.chunks.get(chunk) else { return false };
-        let slots = slots.load(Ordering::Acquire);
-        !slots.is_null() && is_slot(slots, FIRST << chunk, address)
+        is_slot(slots.load(Ordering::Acquire), FIRST << chunk, address)
     }
 
     /// Returns the place of the slot with this number, and makes its chunk if it is the first of it. The caller holds the lock.
@@ -280,12 +277,9 @@ impl<T> HandleTable<T> {
         let number = number + FIRST;
         let chunk = (number / FIRST).ilog2() as usize;
         let mut slots = self.chunks[chunk].load(Ordering::Relaxed);
-        if slots.is_null() {
+        if slots.addr() == NOWHERE {
             slots = new_chunk(FIRST << chunk);
             self.chunks[chunk].store(slots, Ordering::Release);
-            if chunk == 0 {
-                self.first.store(slots, Ordering::Release);
-            }
         }
         slots.wrapping_add(number - (FIRST << chunk)).expose_provenance() | chunk
     }
@@ -375,118 +369,4 @@ impl<T> Drop for Use<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn look(table: &HandleTable<u32>, handle: *mut u32) -> Option<u32> {
-        // SAFETY: nobody closes it meanwhile.
-        unsafe { table.get(handle) }.ok().copied()
-    }
-
-    fn take(table: &HandleTable<u32>, handle: *mut u32) -> Option<u32> {
-        // SAFETY: nobody uses it.
-        unsafe { table.take(handle) }.ok()
-    }
-
-    #[test]
-    fn a_freed_handle_stays_freed_after_its_slot_is_reused() {
-        let table = HandleTable::of("thing");
-        let mut old: Vec<*mut u32> = Vec::new();
-        // Often enough that each slot runs out of numbers.
-        for n in 0..70_000 {
-            let (one, two) = (table.insert(n), table.insert(n + 1));
-            assert_eq!((look(&table, one), look(&table, two)), (Some(n), Some(n + 1)));
-            assert_eq!((take(&table, one), take(&table, two)), (Some(n), Some(n + 1)));
-            old.extend([one, two]);
-        }
-        let now = table.insert(7);
-        assert!(old.iter().all(|&handle| look(&table, handle).is_none() && take(&table, handle).is_none()));
-        assert_eq!((look(&table, now), take(&table, now), take(&table, now)), (Some(7), Some(7), None));
-        old.sort_unstable();
-        old.dedup();
-        assert_eq!(old.len(), 140_000, "a handle was given twice");
-    }
-
-    #[test]
-    fn only_one_of_two_concurrent_frees_succeeds() {
-        let table = HandleTable::of("thing");
-        for n in 0..1000 {
-            let handle = table.insert(n);
-            let address = handle.addr();
-            let free = || take(&table, ptr::without_provenance_mut(address));
-            let done: Vec<_> = std::thread::scope(|scope| {
-                let threads = [scope.spawn(free), scope.spawn(free)];
-                threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
-            });
-            assert_eq!(done, [n]);
-        }
-    }
-
-    #[test]
-    fn what_is_no_handle_is_an_error_and_is_not_read() {
-        let (table, other) = (HandleTable::of("thing"), HandleTable::of("other thing"));
-        let (open, foreign) = (table.insert(1), other.insert(2));
-        let local = 3;
-        let mut garbage: Vec<usize> =
-            vec![1, 8, 16, 0xdead_beef, usize::MAX, (&raw const local).addr(), foreign.addr()];
-        garbage.extend((0..64).map(|bit| 1 << bit));
-        // Each bit of an open handle matters.
-        garbage.extend((0..64).map(|bit| open.addr() ^ 1 << bit));
-        for address in garbage {
-            let handle = ptr::without_provenance_mut(address);
-            assert_eq!((look(&table, handle), take(&table, handle)), (None, None), "{address:#x}");
-            // SAFETY: nobody changes or uses it.
-            unsafe { assert!(table.share(handle).is_err() && table.close(handle).is_err(), "{address:#x}") };
-        }
-        assert_eq!((take(&table, open), take(&other, foreign)), (Some(1), Some(2)));
-    }
-
-    #[test]
-    fn more_handles_than_a_chunk_has_slots_are_all_different() {
-        let table = HandleTable::of("thing");
-        let handles: Vec<_> = (0..5000).map(|n| table.insert(n)).collect();
-        assert!(handles.iter().enumerate().all(|(n, &handle)| look(&table, handle) == Some(n as u32)));
-        assert!(handles.iter().enumerate().all(|(n, &handle)| take(&table, handle) == Some(n as u32)));
-    }
-
-    #[test]
-    fn a_value_is_kept_until_its_last_use_and_dropped_once() {
-        use std::sync::Arc;
-        let (table, value) = (HandleTable::of("thing"), Arc::new(()));
-        let handle = table.insert(value.clone());
-        // SAFETY: nobody changes it.
-        let uses = unsafe { [table.share(handle), table.share(handle)] };
-        // SAFETY: nobody uses it by `get`.
-        unsafe { assert!(table.close(handle).is_ok() && table.close(handle).is_err()) };
-        // SAFETY: nobody changes it.
-        assert!(unsafe { table.share(handle) }.is_err());
-        for used in uses {
-            assert_eq!(Arc::strong_count(&used.ok().expect("an open handle")), 2);
-        }
-        assert_eq!(Arc::strong_count(&value), 1);
-        // The slot is used again.
-        assert_eq!(place_of(table.insert(value)), place_of(handle));
-    }
-
-    #[test]
-    fn a_handle_that_is_closed_while_others_use_it_is_dropped_once() {
-        use std::sync::Arc;
-        let (table, value) = (HandleTable::of("thing"), Arc::new(()));
-        for _ in 0..1000 {
-            let address = table.insert(value.clone()).addr();
-            let handle = || ptr::without_provenance_mut(address);
-            std::thread::scope(|scope| {
-                for _ in 0..2 {
-                    scope.spawn(|| {
-                        // SAFETY: nobody changes it.
-                        let used = unsafe { table.share(handle()) };
-                        used.map(|used| assert!(Arc::strong_count(&used) > 1))
-                    });
-                }
-                // SAFETY: nobody uses it by `get`.
-                scope.spawn(|| unsafe { assert!(table.close(handle()).is_ok()) });
-            });
-            assert_eq!(Arc::strong_count(&value), 1);
-        }
-    }
-}
+mod tests;
