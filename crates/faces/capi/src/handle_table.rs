@@ -16,19 +16,21 @@
 //! that was freed contains a number that its slot does not have any more and never gets again, because a slot that has used all its
 //! numbers is taken out of service. Slots are never freed.
 //!
+//! Nothing here waits for another thread, except [`HandleTable::take`] for the uses that are counted. So whatever other threads were doing
+//! during a fork, the child can open and close handles.
+//!
 //! A slot's address could be computed from its number, but the processor would have to wait for that. It tests an address while it
 //! already reads what is there. For the first chunk, which is the only one of most programs, the test is a few instructions.
 
 use crate::boundary::Outcome;
 use crate::status::Failure;
 use crate::status::Status::{GINNEL_ERR_FREED, GINNEL_ERR_INVALID};
-use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 const NUMBER_AT: u32 = 48;
 /// Slots lie at multiples of this, so that the low bits of an address are free for the number of a chunk. No two threads that use different
@@ -40,6 +42,7 @@ const _: () =
 /// The slots of the first chunk. Each further one has twice as many as the one before.
 const FIRST: usize = 1024;
 const CHUNKS: usize = 22;
+const _: () = assert!(FIRST << CHUNKS <= 1 << 32, "the list of free slots has numbers of 32 bits");
 
 /// In [`Slot::state`], above the generation number: the value is to be dropped by whoever uses it last.
 const OWED: u64 = 1 << 16;
@@ -50,6 +53,8 @@ const USE: u64 = 1 << 17;
 struct Slot<T> {
     /// The generation number, which is odd while the handle is open; [`OWED`]; and the number of uses that are counted. Zero at first.
     state: AtomicU64,
+    /// While the slot is in the list of free ones: the next one there, as in [`HandleTable::free`].
+    next: AtomicU32,
     /// There is one while the handle is open, and as long as its last use is to drop it.
     value: UnsafeCell<MaybeUninit<T>>,
 }
@@ -81,37 +86,29 @@ pub(crate) struct HandleTable<T> {
     /// Chunks of slots: `FIRST << n` in the chunk with number n. They are made at the first need, and never freed; until then they are
     /// [`NOWHERE`].
     chunks: [AtomicPtr<Slot<T>>; CHUNKS],
-    free: Mutex<Free>,
-    /// Done once children of a fork forget the uses of their parent's threads.
-    forks: Once,
+    /// The list of slots that have had a handle and have none. The lower half is one more than the number of the first one, or 0. The upper
+    /// half changes with each change of the list, so that nobody takes the first slot off who has seen another list that began with it.
+    free: AtomicU64,
+    /// The number of slots that have ever been used.
+    used: AtomicUsize,
+    /// Children of a fork forget the uses of their parent's threads.
+    forks: AtomicBool,
 }
 
 /// Where no slot is: each address that fits into a handle is below, and so out of range of a chunk here.
 const NOWHERE: usize = 1 << 63;
 
-/// The slots that have no handle.
-struct Free {
-    /// Addresses of slots with the numbers of their chunks.
-    used_before: Vec<usize>,
-    /// The number of slots that have been used.
-    used: usize,
-}
-
 impl<T> HandleTable<T> {
     pub const fn of(what: &'static str) -> Self {
         let chunks = [const { AtomicPtr::new(ptr::without_provenance_mut(NOWHERE)) }; CHUNKS];
-        let free = Mutex::new(Free { used_before: Vec::new(), used: 0 });
-        Self { what, chunks, free, forks: Once::new() }
+        let (free, used, forks) = (AtomicU64::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        Self { what, chunks, free, used, forks }
     }
 
     /// Puts a value into a slot and returns its new handle, which is never null.
     pub fn insert(&self, value: T) -> *mut T {
-        let mut free = self.free();
-        let place = free.used_before.pop().unwrap_or_else(|| {
-            free.used += 1;
-            self.place(free.used - 1)
-        });
-        drop(free);
+        let number = self.take_free().unwrap_or_else(|| self.used.fetch_add(1, Ordering::Relaxed));
+        let place = self.place(number);
         // SAFETY: it is the place of a slot.
         let slot = unsafe { slot_at(place) };
         // SAFETY: the slot was free, so nobody else accesses its value.
@@ -160,11 +157,14 @@ impl<T> HandleTable<T> {
 
     /// Lets `forget`, which calls [`HandleTable::forget_uses`], run in each child of a fork.
     pub fn at_forks(&self, forget: unsafe extern "C" fn()) {
-        self.forks.call_once(|| {
+        // Threads that get here together all register it, which does no harm. If one did it for the others, they would wait for ever in the
+        // child of a fork at that moment.
+        if !self.forks.load(Ordering::Acquire) {
             // SAFETY: the function only loads and stores atomic numbers. If there is no memory to remember it, a value that another thread
             // uses during a fork is not dropped in the child.
             let _ = unsafe { libc::pthread_atfork(None, None, Some(forget)) };
-        });
+            self.forks.store(true, Ordering::Release);
+        }
     }
 
     /// Forgets, in the child of a fork, the uses of threads that do not exist here. They would never end.
@@ -239,8 +239,30 @@ impl<T> HandleTable<T> {
 
     fn give_back(&self, slot: &Slot<T>, place: usize) {
         if slot.state.load(Ordering::Relaxed) as u16 != 0 {
-            self.free().used_before.push(place);
+            self.put_free(slot, self.number(place));
         }
+    }
+
+    /// Takes a slot off the list of free ones, and returns its number.
+    fn take_free(&self) -> Option<usize> {
+        let rest = |free: u64| {
+            let first = (free as u32 as usize).checked_sub(1)?;
+            // SAFETY: it is the place of a slot.
+            let slot: &Slot<T> = unsafe { slot_at(self.place(first)) };
+            // If another thread has taken the slot since, this is of no use, and the list has changed.
+            Some(changed(free) | u64::from(slot.next.load(Ordering::Relaxed)))
+        };
+        let taken = self.free.fetch_update(Ordering::Acquire, Ordering::Acquire, rest);
+        taken.ok().map(|free| free as u32 as usize - 1)
+    }
+
+    /// Puts the slot with this number into the list of free ones. It is in no list, and has no handle.
+    fn put_free(&self, slot: &Slot<T>, number: u32) {
+        let longer = |free: u64| {
+            slot.next.store(free as u32, Ordering::Relaxed);
+            Some(changed(free) | u64::from(number + 1))
+        };
+        let _ = self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, longer);
     }
 
     /// Returns the slot of a handle, if the handle is open.
@@ -271,17 +293,45 @@ impl<T> HandleTable<T> {
         is_slot(slots.load(Ordering::Acquire), FIRST << chunk, address)
     }
 
-    /// Returns the place of the slot with this number, and makes its chunk if it is the first of it. The caller holds the lock.
+    /// Returns the place of the slot with this number, and makes its chunk if there is none.
     fn place(&self, number: usize) -> usize {
         // The chunk with number n begins with the slot with number FIRST * (2^n - 1).
         let number = number + FIRST;
         let chunk = (number / FIRST).ilog2() as usize;
-        let mut slots = self.chunks[chunk].load(Ordering::Relaxed);
+        let mut slots = self.chunks[chunk].load(Ordering::Acquire);
         if slots.addr() == NOWHERE {
-            slots = new_chunk(FIRST << chunk);
-            self.chunks[chunk].store(slots, Ordering::Release);
+            slots = self.make_chunk(chunk);
         }
         slots.wrapping_add(number - (FIRST << chunk)).expose_provenance() | chunk
+    }
+
+    /// Returns the number of the slot with this place.
+    fn number(&self, place: usize) -> u32 {
+        let (chunk, address) = (place % ALIGN, place - place % ALIGN);
+        let at = (address - self.chunks[chunk].load(Ordering::Acquire).addr()) / size_of::<Slot<T>>();
+        ((FIRST << chunk) - FIRST + at) as u32
+    }
+
+    /// Makes a chunk of slots that have never been used, for ever, unless another thread does so first. Returns it.
+    #[cold]
+    fn make_chunk(&self, chunk: usize) -> *mut Slot<T> {
+        let layout = Layout::array::<Slot<T>>(FIRST << chunk)
+            .unwrap_or_else(|_| unreachable!("more slots than addresses"));
+        // Zeros are slots that have never been used. Their pages get memory when they are used.
+        // SAFETY: a slot has a size.
+        let made = unsafe { alloc_zeroed(layout) }.cast::<Slot<T>>();
+        if made.is_null() {
+            handle_alloc_error(layout);
+        }
+        let nowhere = ptr::without_provenance_mut(NOWHERE);
+        match self.chunks[chunk].compare_exchange(nowhere, made, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => made,
+            Err(others) => {
+                // SAFETY: it was allocated with this layout, and nobody else has it.
+                unsafe { dealloc(made.cast(), layout) };
+                others
+            }
+        }
     }
 
     #[cold]
@@ -293,10 +343,11 @@ impl<T> HandleTable<T> {
     fn foreign(&self) -> Failure {
         Failure::new(GINNEL_ERR_INVALID, format!("this is not a handle of a {}", self.what))
     }
+}
 
-    fn free(&self) -> MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Returns the upper half of the next list of free slots after this one.
+fn changed(free: u64) -> u64 {
+    (free >> 32).wrapping_add(1) << 32
 }
 
 fn number_of<T>(handle: *const T) -> u16 {
@@ -323,17 +374,6 @@ fn is_slot<T>(slots: *const Slot<T>, number: usize, address: usize) -> bool {
 unsafe fn slot_at<'a, T>(place: usize) -> &'a Slot<T> {
     // SAFETY: there is a slot, as the caller says, and slots are never freed. `place` has exposed them.
     unsafe { &*ptr::with_exposed_provenance::<Slot<T>>(place - place % ALIGN) }
-}
-
-/// Makes slots that have never been used, for ever. Their pages get memory when they are used.
-#[cold]
-fn new_chunk<T>(slots: usize) -> *mut Slot<T> {
-    let layout =
-        Layout::array::<Slot<T>>(slots).unwrap_or_else(|_| unreachable!("more slots than addresses"));
-    // SAFETY: a slot has a size.
-    let made = unsafe { alloc_zeroed(layout) }.cast::<Slot<T>>();
-    // Zeros are slots that have never been used.
-    if made.is_null() { handle_alloc_error(layout) } else { made }
 }
 
 thread_local! {

@@ -154,3 +154,74 @@ fn only_what_was_handed_out_is_a_handle() {
         prop_assert!(open.contains(&address) || is_refused(&table, address));
     });
 }
+
+/// Forks, and fails unless `child` returns in the child. A child that hangs is ended by a signal.
+fn in_a_child(child: impl FnOnce()) {
+    // SAFETY: the child only calls the table, which other threads may have been using during the fork, and ends.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "{}", std::io::Error::last_os_error());
+    if pid == 0 {
+        // SAFETY: they only concern this process.
+        unsafe { libc::alarm(30) };
+        child();
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: it is a child of this process, and `status` a number of this function.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child hung or failed");
+}
+
+#[test]
+fn the_child_of_a_fork_can_open_and_close_whatever_other_threads_did() {
+    let (table, done) = (HandleTable::of("thing"), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let handle = table.insert(1);
+                    assert_eq!(take(&table, handle), Some(1));
+                }
+            });
+        }
+        // Ends the threads also if a child fails.
+        let forks = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..200 {
+                in_a_child(|| {
+                    let handle = table.insert(2);
+                    // SAFETY: nobody uses it.
+                    if unsafe { table.close(handle) }.is_err() {
+                        std::process::abort();
+                    }
+                });
+            }
+        }));
+        done.store(true, Ordering::Relaxed);
+        forks.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+#[test]
+fn threads_that_open_and_close_at_the_same_time_never_have_the_same_slot() {
+    let table = HandleTable::of("thing");
+    std::thread::scope(|scope| {
+        for n in 0..4 {
+            let table = &table;
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    // Together more than the first chunk has, so that they also make chunks at the same time.
+                    let handles: Vec<_> = (0..400).map(|at| table.insert(n * 400 + at)).collect();
+                    for (handle, at) in handles.into_iter().zip(0..) {
+                        assert_eq!(
+                            (look(table, handle), take(table, handle)),
+                            (Some(n * 400 + at), Some(n * 400 + at))
+                        );
+                    }
+                }
+            });
+        }
+    });
+    // What is freed is used again.
+    assert!(table.used.load(Ordering::Relaxed) <= 1600);
+}
