@@ -143,19 +143,25 @@ fn a_journal_that_is_removed_while_the_daemon_runs_is_made_anew() {
 
 #[test]
 fn a_removed_journal_gives_no_vm_the_doorbells_and_control_memory_of_another() {
-    let mut daemon = Daemon::start_new("[vm.vm-b]\n");
-    let first = Qemu::join(&daemon.run("vm-b.sock"), 8);
-    daemon.kill();
-    std::fs::remove_file(journal(&daemon)).unwrap();
-    // The number that vm-b had is free now, as far as the new journal knows.
-    daemon.write_config("", "[vm.vm-a]\n");
-    daemon.start();
-    let other = Qemu::join(&daemon.run("vm-a.sock"), 8);
-    let at = other.memory().len() - 8;
-    other.memory().write(at, &[9; 8]);
-    let mut bytes = [0; 8];
-    first.memory().read(at, &mut bytes);
-    assert_ne!(bytes, [9; 8], "both have the same memory");
+    // Without the mark too, only the keeper shows that there was a daemon.
+    for mark_is_gone in [false, true] {
+        let mut daemon = Daemon::start_new("[vm.vm-b]\n");
+        let first = Qemu::join(&daemon.run("vm-b.sock"), 8);
+        daemon.kill();
+        std::fs::remove_file(journal(&daemon)).unwrap();
+        if mark_is_gone {
+            std::fs::remove_file(daemon.run("journal.mark")).unwrap();
+        }
+        // The number that vm-b had is free now, as far as the new journal knows.
+        daemon.write_config("", "[vm.vm-a]\n");
+        daemon.start();
+        let other = Qemu::join(&daemon.run("vm-a.sock"), 8);
+        let at = other.memory().len() - 8;
+        other.memory().write(at, &[9; 8]);
+        let mut bytes = [0; 8];
+        first.memory().read(at, &mut bytes);
+        assert_ne!(bytes, [9; 8], "both have the same memory");
+    }
 }
 
 #[test]

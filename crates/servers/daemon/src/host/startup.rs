@@ -74,8 +74,14 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer, hangup: &Hangup) -
     let folders = own_folder(&config)?;
     let signals = signals()?;
 
-    let (books, journal, distrusted) = books(&config)?;
+    let (books, journal, mut distrusted) = books(&config)?;
     let (mut keeper, mut held) = Keeper::open(&config.keeper_socket())?;
+    // Without the mark, an empty journal looks like that of a first start. But then there would be nothing to keep.
+    if !distrusted && books.members.is_empty() && !held.is_empty() {
+        let (path, mark) = (config.state_dir.join("journal"), config.runtime_dir.join("journal.mark"));
+        error!(path = %path.display(), mark = %mark.display(), "the journal and its mark are gone, but a daemon ran here before: VMs that run must be restarted, and programs must attach again. Find out who has removed these files");
+        distrusted = true;
+    }
     if distrusted {
         // Nobody knows any more which VM has which of these doorbells and control memories.
         for name in std::mem::take(&mut held).into_keys() {
