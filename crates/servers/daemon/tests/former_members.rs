@@ -7,11 +7,12 @@ use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use kit::daemon::qemu::Qemu;
 use kit::daemon::*;
 use kit::wait::wait_for;
+use rustix::pipe::{SpliceFlags, splice};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Child, Stdio};
 
 /// A place in a segment that nothing else uses, in the memory of programs, and in the file.
@@ -257,7 +258,7 @@ fn without_the_host_nobody_keeps_what_its_programs_may_have() {
 }
 
 #[test]
-fn what_is_kept_in_a_segment_outlives_its_former_members() {
+fn pages_that_a_former_program_has_pinned_do_not_return_to_service() {
     let mut daemon = start(ALL);
     let mut a = Vm::start(&daemon, Some("a"), "web");
     let before = inode(&daemon);
@@ -265,11 +266,47 @@ fn what_is_kept_in_a_segment_outlives_its_former_members() {
     let host = Endpoint::attach_with("web", &options).unwrap();
     host.create_block("kept", 4096, &BlockOptions { persistent: true, ..BlockOptions::default() }).unwrap();
     drop(host);
+    // The pipe has a page of the file, and no descriptor of it.
+    let (mut pipe, into) = std::io::pipe().unwrap();
+    let file = File::options().read(true).write(true).open(daemon.shm("web")).unwrap();
+    file.write_all_at(&7u64.to_ne_bytes(), IN_FILE as u64).unwrap();
+    let mut at = IN_FILE as u64;
+    splice(&file, Some(&mut at), &into, None, 4096, SpliceFlags::empty()).unwrap();
+    drop((file, into));
     restart(&mut daemon, &config("members = [\"a\", \"b\"]"));
     let why = || segment(&daemon, "web")["broken_why"].as_str().map(str::to_owned);
-    assert!(why().is_some_and(|why| why.contains("programs of the host")));
+    let first = why().unwrap();
     a.kill();
     wait_for("the segment", || why().is_none().then_some(()));
+    let file = File::options().read(true).write(true).open(daemon.shm("web")).unwrap();
+    file.write_all_at(&9u64.to_ne_bytes(), IN_FILE as u64).unwrap();
+    let mut pinned = [0; 8];
+    pipe.read_exact(&mut pinned).unwrap();
+    assert_ne!(
+        u64::from_ne_bytes(pinned),
+        9,
+        "a program that is no member any more sees what the members write"
+    );
+    assert_ne!(inode(&daemon), before);
+    assert_eq!(daemon.inspect()["blocks"], json!([]));
+    // It is said before anybody stops the VMs.
+    assert!(first.contains("programs of the host") && first.contains("what is kept in it ends"), "{first}");
+    assert!(daemon.log().contains("what was kept in it ends"));
+}
+
+#[test]
+fn what_is_kept_in_a_segment_outlives_the_qemu_of_a_former_member() {
+    let mut daemon = start(ALL);
+    let mut b = Vm::start(&daemon, Some("b"), "web");
+    let before = inode(&daemon);
+    let options = AttachOptions { socket: daemon.socket(), ..AttachOptions::default() };
+    let host = Endpoint::attach_with("web", &options).unwrap();
+    host.create_block("kept", 4096, &BlockOptions { persistent: true, ..BlockOptions::default() }).unwrap();
+    drop(host);
+    restart(&mut daemon, &config(WITHOUT_B));
+    refused(&daemon);
+    b.kill();
+    in_service(&daemon);
     assert_eq!(inode(&daemon), before);
     assert_eq!(daemon.inspect()["blocks"][0]["name"], "kept");
 }

@@ -1,5 +1,6 @@
 //! Declares and removes members and segments: from the configuration at the start, and at run time.
 
+use super::former::may_have_pinned;
 use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
 use super::server::Server;
@@ -357,6 +358,11 @@ impl Server {
                 return self.declare_segment(declared, runtime, place, lenient);
             }
             if !former.is_empty() && self.nobody_has(&name, &members) {
+                if may_have_pinned(&former) {
+                    self.tell_lost(&name);
+                    self.renew(declared);
+                    return self.declare_segment(declared, runtime, place, lenient);
+                }
                 former.clear();
             } else if !former.is_empty() && self.segments.is_withheld(&name) {
                 return Ok(()); // It is open, and its former members still run.

@@ -6,8 +6,12 @@
 //! at once, and the processes keep the old one, which has no name any more.
 //!
 //! The journal has these processes, because nothing else tells the next daemon of them. They are the QEMUs that were
-//! connected, and those that a look finds ([`super::holders`]). Programs of the host can hide, and hand the memory on. So if
-//! the host itself has lost its share, nobody is waited for by name: the segment is out of service until none of its members has it.
+//! connected, and those that a look finds ([`super::holders`]).
+//!
+//! Programs of the host can hide, and hand the memory on. So if the host itself has lost its share, nobody is waited for by name: the
+//! segment is out of service until nobody has its file. Then it gets a new file, and what was kept in it ends: the kernel may have pinned
+//! pages of the old one for a program (`io_uring`, `vmsplice`) that has neither the file nor a mapping any more. QEMU and its user are
+//! trusted not to do such things, as they are with the memory of their guests.
 
 use super::holders::{Found, Holder};
 use super::in_use::others_have;
@@ -28,7 +32,7 @@ use tracing::{error, info, warn};
 const OF_HOST: Process = Process { pid: 0, started: 1 };
 
 /// The processes of former members, with the names of their VMs.
-type Former = BTreeMap<Process, Name>;
+pub(super) type Former = BTreeMap<Process, Name>;
 
 fn runs(process: &Process) -> bool {
     process.pid == 0 || pidwatch::is_alive(process)
@@ -172,8 +176,8 @@ impl Server {
         books.index.of_segment(name).next().is_some() || members.iter().any(running)
     }
 
-    /// Returns whether nobody has the file of a segment that none of these members uses, although there are still things in it. If so, it
-    /// does not matter which former members could have had it. The segment is not open after that.
+    /// Returns whether nobody has the file of a segment that none of these members uses, although there are still things in it. If so,
+    /// nobody has to be waited for. The segment is not open after that.
     pub(super) fn nobody_has(&mut self, name: &Name, members: &BTreeSet<u32>) -> bool {
         if self.has_users(name, members) {
             return false;
@@ -189,12 +193,20 @@ impl Server {
         file.is_some_and(|file| others(file).is_ok_and(|others| !others))
     }
 
+    /// Says what ends with a segment's memory.
+    pub(super) fn tell_lost(&self, name: &Name) {
+        let books = self.broker.books();
+        let blocks = books.blocks.values().filter(|block| block.segment.0 == *name).count();
+        let locks = books.syncs.values().filter(|sync| sync.segment.0 == *name).count();
+        warn!(segment = %name, blocks, locks, "programs that are no members any more may still have its memory pinned: what was kept in it ends");
+    }
+
     /// Puts a segment out of service while these processes run.
     pub(super) fn withhold(&mut self, name: &Name, former: &Former, said: Option<&str>) {
         let mut who: Vec<String> = Vec::new();
         for (process, vm) in former {
             who.push(match (process.pid, vm) {
-                (0, vm) if vm.as_str() == config::HOST => "programs of the host (stop the segment's VMs too, since nobody knows which programs these are)".into(),
+                (0, vm) if vm.as_str() == config::HOST => "programs of the host (stop the segment's VMs too, since nobody knows which programs these are; what is kept in it ends)".into(),
                 (_, vm) if *vm != Name::NONE => format!("VM {vm}"),
                 (pid, _) => format!("process {pid}"),
             });
@@ -251,6 +263,11 @@ impl Server {
         });
         shown.collect()
     }
+}
+
+/// Returns whether the kernel may have pinned pages for one of these, who has no file any more. Those who cannot be seen may be anybody.
+pub(super) fn may_have_pinned(former: &Former) -> bool {
+    former.keys().any(|process| process.pid == 0)
 }
 
 /// Returns the file of a segment.
