@@ -144,6 +144,7 @@ impl Server {
         for name in self.out_of_service.keys().copied().collect::<Vec<_>>() {
             self.retry_segment(&name);
         }
+        self.look_for_missed();
     }
 
     /// Tries again to open a segment that is out of service. Returns false if it stays so.

@@ -6,14 +6,14 @@
 //! at once, and the processes keep the old one, which has no name any more.
 //!
 //! The journal has these processes, because nothing else tells the next daemon of them. They are the QEMUs that were
-//! connected, and those that a look finds ([`super::holders`]).
+//! connected, and those that a look finds ([`super::holders`]). If the look was not completed, there may be others, until one is.
 //!
 //! Programs of the host can hide, and hand the memory on. So if the host itself has lost its share, nobody is waited for by name: the
 //! segment is out of service until nobody has its file. Then it gets a new file, and what was kept in it ends: the kernel may have pinned
 //! pages of the old one for a program (`io_uring`, `vmsplice`) that has neither the file nor a mapping any more. QEMU and its user are
 //! trusted not to do such things, as they are with the memory of their guests.
 
-use super::holders::{Found, Holder};
+use super::holders::{Found, Holder, PATIENCE, WAIT};
 use super::in_use::others_have;
 use super::server::Server;
 use super::{config, own_folder};
@@ -26,10 +26,20 @@ use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use tracing::{error, info, warn};
 
 /// Stands for any program of the host, the end of which cannot be seen. (A QEMU of another process namespace has the time 0.)
 const OF_HOST: Process = Process { pid: 0, started: 1 };
+
+/// Stands for a process of this member that a look may have missed, because it was not completed.
+fn missed(member: u32) -> Process {
+    Process { pid: 0, started: OF_HOST.started + 1 + u64::from(member) }
+}
+
+fn is_missed(process: &Process) -> bool {
+    process.pid == 0 && process.started > OF_HOST.started
+}
 
 /// The processes of former members, with the names of their VMs.
 pub(super) type Former = BTreeMap<Process, Name>;
@@ -82,10 +92,17 @@ impl Server {
             warn!(%error, "which processes have the segments that have lost members is only known from the journal");
             Found::new()
         });
+        let complete = self.looks.take_complete();
         for (name, (losers, _)) in shrunk {
             let Some(known) = self.broker.books().segments.get(&name) else { continue };
             let mut former = known.former.clone().unwrap_or_default();
             former.extend(self.processes_of(&losers));
+            if !complete.contains(&name) {
+                let members = &self.broker.books().members;
+                let lost = losers.iter().filter(|number| **number != HOST_MEMBER);
+                let lost = lost.filter_map(|number| members.get(number));
+                former.extend(lost.map(|member| (missed(member.number), member.name)));
+            }
             let holders = found.get(&name).into_iter().flatten();
             let strangers = holders.filter(|holder| self.is_stranger(known, &losers, holder));
             former.extend(
@@ -104,7 +121,7 @@ impl Server {
 
     /// Returns whether a process of a former member is one of a member again, which may write.
     fn may_have_it_again(&self, process: &Process, vm: &Name, wanted: &config::Segment) -> bool {
-        let is_its = *process == OF_HOST || self.vm_of(process) == Some(*vm);
+        let is_its = *process == OF_HOST || is_missed(process) || self.vm_of(process) == Some(*vm);
         wanted.members.contains(vm) && is_its
     }
 
@@ -207,6 +224,9 @@ impl Server {
         for (process, vm) in former {
             who.push(match (process.pid, vm) {
                 (0, vm) if vm.as_str() == config::HOST => "programs of the host (stop the segment's VMs too, since nobody knows which programs these are; what is kept in it ends)".into(),
+                (_, vm) if is_missed(process) => format!(
+                    "perhaps VM {vm} (not all processes could be looked at; the daemon looks again by itself)"
+                ),
                 (_, vm) if *vm != Name::NONE => format!("VM {vm}"),
                 (pid, _) => format!("process {pid}"),
             });
@@ -245,7 +265,40 @@ impl Server {
     pub(super) fn look_for_holders(&mut self) {
         let segments = self.broker.books().segments.keys();
         let files = segments.filter_map(|name| Some((*name, self.segments.path(name)?.to_owned()))).collect();
-        self.looks.begin(&self.poller, files);
+        self.looks.begin(&self.poller, files, WAIT);
+    }
+
+    /// Looks again for the processes that a look may have missed, and that keep segments out of service.
+    pub(super) fn look_for_missed(&mut self) {
+        let segments = self.broker.books().segments.values().filter(|segment| self.waits_for_missed(segment));
+        let files =
+            segments.filter_map(|s| Some((s.name, self.segments.path(&s.name)?.to_owned()))).collect();
+        self.looks.begin(&self.poller, files, PATIENCE);
+    }
+
+    fn waits_for_missed(&self, segment: &books::Segment) -> bool {
+        let is_missing = segment.former.as_ref().is_some_and(|former| former.keys().any(is_missed));
+        is_missing && self.segments.is_withheld(&segment.name)
+    }
+
+    /// Notes who was missed, or that nobody was, if a look has seen everything.
+    pub(super) fn end_look(&mut self) {
+        self.looks.give_up(&self.poller);
+        for name in self.looks.take_complete() {
+            let known = self.broker.books().segments.get(&name);
+            let Some(known) = known.filter(|known| self.waits_for_missed(known)) else { continue };
+            let mut former = known.former.clone().unwrap_or_default();
+            former.retain(|process, _| !is_missed(process));
+            let holders = self.looks.found.get(&name).into_iter().flatten();
+            let strangers = holders.filter(|holder| self.is_stranger(known, &BTreeSet::new(), holder));
+            for holder in strangers {
+                former
+                    .entry(holder.process)
+                    .or_insert_with(|| self.vm_of(&holder.process).unwrap_or(Name::NONE));
+            }
+            self.note_processes(&name, former);
+            self.retry_at = Instant::now();
+        }
     }
 
     /// Returns who has the file of a segment and is no member, as far as the last look has seen it.
@@ -267,7 +320,7 @@ impl Server {
 
 /// Returns whether the kernel may have pinned pages for one of these, who has no file any more. Those who cannot be seen may be anybody.
 pub(super) fn may_have_pinned(former: &Former) -> bool {
-    former.keys().any(|process| process.pid == 0)
+    former.keys().any(|process| process.pid == 0 && !is_missed(process))
 }
 
 /// Returns the file of a segment.

@@ -2,7 +2,8 @@
 //!
 //! A process can hold up whoever looks at its memory map, by a page fault on a file system of its own, and so a process of its own looks
 //! (`ginneld holders`). What it has seen counts, also if it does not come to an end. Open files come first: they cannot be held, and
-//! QEMU keeps the files of its memory open.
+//! QEMU keeps the files of its memory open. But processes with very many descriptors can make it last. Only if the look has seen all open
+//! files, it is complete: then a QEMU that it has not found is none.
 //!
 //! A program that wants to hide can do so: a descriptor in a socket's queue is seen nowhere. This is for finding QEMUs.
 
@@ -28,14 +29,20 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// How long a look may take. What it has seen by then counts.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The shortest rest between two looks, and how many times as long as the last look it is at least.
+/// How long a look may take that somebody waits for. What it has seen by then counts.
+pub const WAIT: Duration = Duration::from_secs(2);
+/// How long any other look may take.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// The shortest rest between two looks, how many times as long as the last look it is at least, and the longest.
 const REST: Duration = Duration::from_secs(2);
 const RESTS: u32 = 50;
+const MOST_REST: Duration = Duration::from_secs(120);
+/// A process with more descriptors than these is looked at when all others were.
+const MANY: usize = 4096;
 /// The processes that were killed and do not end, from which on no more are started.
 const STUCK: usize = 4;
-/// What the process says when it has seen everything.
+/// What the process says when it has seen all open files, and when it has seen everything.
+const OPENED: &str = "opened";
 const DONE: &str = "done";
 
 /// A process that has a file.
@@ -60,6 +67,7 @@ struct Look {
     said: Vec<u8>,
     names: Vec<Name>,
     begun: Instant,
+    patience: Duration,
 }
 
 /// The looks of the daemon.
@@ -72,6 +80,8 @@ pub struct Looks {
     numbers: u64,
     /// What was seen last.
     pub found: Found,
+    /// The segments all of whose holders were seen then, as far as a look can see them.
+    complete: BTreeSet<Name>,
     next: Option<Instant>,
 }
 
@@ -82,11 +92,11 @@ impl Looks {
     }
 
     /// Looks for the processes that have these files, unless that was done just now.
-    pub fn begin(&mut self, poller: &Poller, files: Vec<(Name, PathBuf)>) {
+    pub fn begin(&mut self, poller: &Poller, files: Vec<(Name, PathBuf)>, patience: Duration) {
         if self.is_looking() || self.next.is_some_and(|next| Instant::now() < next) || files.is_empty() {
             return;
         }
-        if let Err(error) = self.start(poller, files) {
+        if let Err(error) = self.start(poller, files, patience) {
             warn!(%error, "the processes that have segments cannot be looked for");
             self.next = Some(Instant::now() + REST);
         }
@@ -95,7 +105,8 @@ impl Looks {
     /// Does the same at once and waits for the result, but not for long.
     pub fn look(&mut self, poller: &Poller, files: Vec<(Name, PathBuf)>) -> io::Result<&Found> {
         self.found.clear();
-        let number = self.start(poller, files)?;
+        self.complete.clear();
+        let number = self.start(poller, files, WAIT)?;
         while let Some(left) = self.left().filter(|left| !left.is_zero()) {
             if let Some((_, look)) = &self.present {
                 let time = Timespec::try_from(left).ok();
@@ -104,10 +115,17 @@ impl Looks {
             self.ready(poller, number);
         }
         self.give_up(poller);
+        // If somebody has made it last, the next one may take longer, and need not rest first.
+        self.next = None;
         Ok(&self.found)
     }
 
-    fn start(&mut self, poller: &Poller, files: Vec<(Name, PathBuf)>) -> io::Result<u64> {
+    /// Returns the segments all of whose holders the last look has seen, once.
+    pub fn take_complete(&mut self) -> BTreeSet<Name> {
+        std::mem::take(&mut self.complete)
+    }
+
+    fn start(&mut self, poller: &Poller, files: Vec<(Name, PathBuf)>, patience: Duration) -> io::Result<u64> {
         if self.ending.len() >= STUCK {
             return Err(io::Error::other(format!("{STUCK} processes that did this are stuck")));
         }
@@ -124,8 +142,8 @@ impl Looks {
             return Err(error);
         }
         let names = files.into_iter().map(|(name, _)| name).collect();
-        self.present =
-            Some((number, Look { process, output, said: Vec::new(), names, begun: Instant::now() }));
+        let look = Look { process, output, said: Vec::new(), names, begun: Instant::now(), patience };
+        self.present = Some((number, look));
         Ok(number)
     }
 
@@ -150,7 +168,7 @@ impl Looks {
                 Err(_) => return self.end(poller),
             }
         }
-        if look.said.ends_with(format!("{DONE}\n").as_bytes()) || has_ended {
+        if says(&look.said, DONE) || has_ended {
             self.end(poller);
         }
     }
@@ -165,17 +183,26 @@ impl Looks {
 
     /// Returns the time until [`Looks::give_up`].
     pub fn left(&self) -> Option<Duration> {
-        self.present.as_ref().map(|(_, look)| PATIENCE.saturating_sub(look.begun.elapsed()))
+        self.present.as_ref().map(|(_, look)| look.patience.saturating_sub(look.begun.elapsed()))
     }
 
     fn end(&mut self, poller: &Poller) {
         let Some((number, mut look)) = self.present.take() else { return };
         poller.remove(&look.output);
         self.found = parse(&look.names, &look.said);
-        self.next = Some(Instant::now() + REST.max(look.begun.elapsed() * RESTS));
+        self.complete = match says(&look.said, OPENED) {
+            true => look.names.iter().copied().collect(),
+            false => BTreeSet::new(),
+        };
+        self.next = Some(Instant::now() + (look.begun.elapsed() * RESTS).clamp(REST, MOST_REST));
         look.process.kill();
         self.ending.insert(number, look.process);
     }
+}
+
+/// Returns whether a line has this word and nothing else. A process may have any name, and that name ends the line which tells of it.
+fn says(said: &[u8], word: &str) -> bool {
+    said.split_inclusive(|&byte| byte == b'\n').any(|line| line.strip_suffix(b"\n") == Some(word.as_bytes()))
 }
 
 fn parse(names: &[Name], said: &[u8]) -> Found {
@@ -204,8 +231,13 @@ pub struct Args {
     pub files: Vec<PathBuf>,
 }
 
-/// Returns files that a process has, among others those with one of these names.
-type FilesOf = fn(u32, &BTreeSet<&OsStr>) -> Vec<Identity>;
+/// A process that is looked at.
+struct Candidate {
+    pid: u32,
+    is_qemu: bool,
+    /// Which of the files it has, as far as that was said.
+    known: BTreeSet<usize>,
+}
 
 /// Prints a line for each process that has one of the files: which file, the process, whether it is a QEMU, and its name.
 pub fn run(args: Args) -> anyhow::Result<()> {
@@ -217,36 +249,62 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
     }
     let names: BTreeSet<&OsStr> = args.files.iter().filter_map(|path| path.file_name()).collect();
-    let own = fs::read_link("/proc/self/exe")?;
-    let mut processes = Vec::new();
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        let Some(process) = pid.and_then(pidwatch::process) else { continue };
-        let exe = fs::read_link(entry.path().join("exe")).unwrap_or_default();
-        if exe != own {
-            processes.push((process, exe, BTreeSet::new()));
+    let mut processes = candidates()?;
+    let mut with_many = Vec::new();
+    for process in &mut processes {
+        let (found, is_all) = opened(process.pid, &names, MANY);
+        tell(process, &found, &files)?;
+        if !is_all {
+            with_many.push(process);
         }
     }
-    let ways: [FilesOf; 2] = [opened, mapped];
-    for files_of in ways {
-        for (process, exe, known) in &mut processes {
-            for identity in files_of(process.pid, &names) {
-                for file in files.get(&identity).into_iter().flatten().filter(|file| known.insert(**file)) {
-                    tell(*file, process, exe)?;
-                }
-            }
-        }
+    for process in with_many {
+        tell(process, &opened(process.pid, &names, usize::MAX).0, &files)?;
+    }
+    say(&format!("{OPENED}\n"))?;
+    for process in &mut processes {
+        tell(process, &mapped(process.pid), &files)?;
     }
     say(&format!("{DONE}\n"))
 }
 
-fn tell(file: usize, process: &Process, exe: &Path) -> anyhow::Result<()> {
-    let Process { pid, started } = process;
-    let is_qemu = exe.file_name().is_some_and(|name| name.to_string_lossy().contains("qemu"));
+/// Returns all processes but this program's, QEMUs first.
+fn candidates() -> anyhow::Result<Vec<Candidate>> {
+    let own = fs::read_link("/proc/self/exe")?;
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let exe = fs::read_link(entry.path().join("exe")).unwrap_or_default();
+        if exe != own {
+            let is_qemu = exe.file_name().is_some_and(|name| name.to_string_lossy().contains("qemu"));
+            all.push(Candidate { pid, is_qemu, known: BTreeSet::new() });
+        }
+    }
+    all.sort_by_key(|process| !process.is_qemu);
+    Ok(all)
+}
+
+/// Says which of the files a process has. Only for such a process, the time of its start is read: that may take as long as some other
+/// process needs to end.
+fn tell(
+    process: &mut Candidate,
+    found: &[Identity],
+    files: &BTreeMap<Identity, Vec<usize>>,
+) -> anyhow::Result<()> {
+    let numbers = found.iter().filter_map(|identity| files.get(identity)).flatten();
+    let new: Vec<usize> = numbers.copied().filter(|file| process.known.insert(*file)).collect();
+    if new.is_empty() {
+        return Ok(());
+    }
+    let Some(Process { pid, started }) = pidwatch::process(process.pid) else { return Ok(()) };
     let command = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     // Whoever chooses the name of a process must not write lines of this answer.
     let command = String::from_utf8_lossy(&command).replace(|c: char| c.is_control(), "");
-    say(&format!("{file} {pid} {started} {} {command}\n", u8::from(is_qemu)))
+    for file in new {
+        say(&format!("{file} {pid} {started} {} {command}\n", u8::from(process.is_qemu)))?;
+    }
+    Ok(())
 }
 
 fn say(line: &str) -> anyhow::Result<()> {
@@ -261,18 +319,20 @@ fn identity(path: &Path) -> Option<Identity> {
     Some((makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino))
 }
 
-/// Returns the files with one of these names that a process has open.
-fn opened(pid: u32, names: &BTreeSet<&OsStr>) -> Vec<Identity> {
-    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
-    let files = entries.flatten().map(|entry| entry.path());
-    let named = files.filter(|file| {
+/// Returns the files with one of these names that a process has open, and whether these are all: at most so many descriptors are looked at.
+fn opened(pid: u32, names: &BTreeSet<&OsStr>, most: usize) -> (Vec<Identity>, bool) {
+    // It has ended, or this user may not look at it.
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return (Vec::new(), true) };
+    let mut files = entries.flatten().map(|entry| entry.path());
+    let named = files.by_ref().take(most).filter(|file| {
         fs::read_link(file).is_ok_and(|link| link.file_name().is_some_and(|name| names.contains(name)))
     });
-    named.filter_map(|file| identity(&file)).collect()
+    let found = named.filter_map(|file| identity(&file)).collect();
+    (found, files.next().is_none())
 }
 
 /// Returns the files that a process has mapped.
-fn mapped(pid: u32, _: &BTreeSet<&OsStr>) -> Vec<Identity> {
+fn mapped(pid: u32) -> Vec<Identity> {
     let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     let mut all: Vec<Identity> = maps.split(|&byte| byte == b'\n').filter_map(mapping).collect();
     all.sort_unstable();
@@ -302,15 +362,28 @@ mod tests {
         let wanted = identity(file.path()).unwrap();
         let names = BTreeSet::from([file.path().file_name().unwrap()]);
         let me = std::process::id();
-        assert!(opened(me, &names).contains(&wanted));
-        assert!(!mapped(me, &names).contains(&wanted));
+        assert!(opened(me, &names, usize::MAX).0.contains(&wanted));
+        assert!(!mapped(me).contains(&wanted));
         let mapping = Mapping::of_file(file.as_file(), 0, 4096, Protection::Read).unwrap();
         let (name, path) = (file.path().file_name().unwrap().to_owned(), file.into_temp_path());
         let names = BTreeSet::from([name.as_os_str()]);
-        assert!(!opened(me, &names).contains(&wanted));
-        assert!(mapped(me, &names).contains(&wanted));
+        assert!(!opened(me, &names, usize::MAX).0.contains(&wanted));
+        assert!(mapped(me).contains(&wanted));
         drop((mapping, path));
-        assert!(!mapped(me, &names).contains(&wanted));
+        assert!(!mapped(me).contains(&wanted));
+    }
+
+    #[test]
+    fn the_name_of_a_process_is_no_end_of_an_answer() {
+        assert!(!says(b"0 7 9 1 done\n", DONE) && !says(b"0 7 9 1 opened\nopened", OPENED));
+        let all = b"0 7 9 1 x\nopened\n0 8 9 1 y\ndone\n";
+        assert!(says(all, OPENED) && says(all, DONE));
+    }
+
+    #[test]
+    fn it_is_seen_that_a_process_has_more_descriptors_than_were_looked_at() {
+        let me = std::process::id();
+        assert!(!opened(me, &BTreeSet::new(), 1).1 && opened(me, &BTreeSet::new(), MANY).1);
     }
 
     #[test]

@@ -224,7 +224,7 @@ impl Server {
             self.end_pauses();
             self.beat();
             self.give_up_stopping();
-            self.looks.give_up(&self.poller);
+            self.end_look();
             logging::tell_left_out();
         }
     }
