@@ -11,6 +11,7 @@ use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 kit::test_that_skips_are_seen!();
 
@@ -108,6 +109,51 @@ fn root_moves_away_what_is_in_the_place_of_its_folder() {
             moved.filter(|entry| entry.file_name().to_string_lossy().starts_with("ginnel.of-user-65534."));
         assert_eq!(moved.count(), 1, "{kind}");
         assert!(daemon.log().contains(&format!("of user {NOBODY}, where the daemon's own folder should be")));
+    }
+}
+
+kit::program! {
+    /// Takes the name in `TEST_PATH` as soon as it is free, as an ordinary user, in the way that `TEST_KIND` says, until the input ends.
+    fn squatter() {
+        become_user(NOBODY);
+        let path = PathBuf::from(std::env::var_os("TEST_PATH").unwrap());
+        let kind = std::env::var("TEST_KIND").unwrap();
+        for _ in 0..4 {
+            let (path, kind) = (path.clone(), kind.clone());
+            std::thread::spawn(move || loop {
+                match kind.as_str() {
+                    "link" => drop(symlink("/etc/passwd", &path)),
+                    _ => drop(fs::create_dir(&path)),
+                }
+                if kind == "folder that comes and goes" {
+                    let _ = fs::remove_dir(&path);
+                }
+            });
+        }
+        let _ = std::io::stdin().read_line(&mut String::new());
+    }
+}
+
+#[test]
+fn nobody_keeps_the_folder_away_by_taking_its_name_again_and_again() {
+    kit::require!(is_root(), "only root can move what others have");
+    for kind in ["link", "folder", "folder that comes and goes"] {
+        let mut daemon = open_to_all(WEB);
+        let folder = daemon.dir.path().join("shm/ginnel");
+        let mut command = kit::program::command(squatter);
+        command.env("TEST_PATH", &folder).env("TEST_KIND", kind).stdin(Stdio::piped());
+        let mut squatter = command.spawn().unwrap();
+        wait_for("the squatter", || folder.symlink_metadata().ok());
+        daemon.start();
+        daemon.attach("web", "a");
+        drop(squatter.stdin.take());
+        squatter.wait().unwrap();
+        let names = fs::read_dir(daemon.dir.path().join("shm")).unwrap().flatten();
+        let names: Vec<_> = names.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        let others = names.iter().filter(|name| *name != "ginnel").count();
+        assert!(others <= 1, "{kind}: {names:?}");
+        let owner = fs::symlink_metadata(&folder).unwrap();
+        assert_eq!((owner.uid(), owner.mode() & 0o7777), (0, 0o711), "{kind}");
     }
 }
 

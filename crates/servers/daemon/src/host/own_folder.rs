@@ -15,7 +15,7 @@ use crate::folder_lock::{Refused, lock};
 use crate::spawned::own_program;
 use ginnel_config::Problem;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{self, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -32,8 +32,10 @@ const LOCK: &str = ".lock";
 const MODE: u32 = 0o711;
 /// How long the daemon waits for the process that makes the folder.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often root moves away what others have put in the folder's place, before it gives up.
-const ATTEMPTS: u32 = 8;
+/// How often the folder is put in its place, before the process gives up. Each attempt may fail with a probability of one half.
+const ATTEMPTS: u32 = 128;
+/// How often what others have put there is moved away, where that leaves the place empty for a moment.
+const MOVES: u32 = 8;
 /// Opens whatever has a name, even a symbolic link.
 const ANYTHING: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -221,6 +223,11 @@ impl Stranger {
         Problem::new(place, what, fix)
     }
 
+    /// Returns whether the daemon may move it away by itself: it is root's, and this is not.
+    fn is_movable(&self) -> bool {
+        own_user() == 0 && self.owner != 0
+    }
+
     fn what(&self) -> String {
         let kind = match self.kind {
             FileType::Directory => "a folder",
@@ -278,49 +285,127 @@ fn make(path: &Path) -> Result<String, Problem> {
     file_making::open_folder(above, "")?;
     // The users of QEMUs must be able to pass through the folder.
     rustix::process::umask(Mode::empty());
-    let mut moved = String::new();
-    for _ in 0..ATTEMPTS {
-        match fs::mkdir(path, Mode::from_raw_mode(MODE)) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => {
-                let what = format!("{} cannot be made: {errno}", path.display());
-                return Err(Problem::new("", what, "let the daemon's user write in the folder above it"));
-            }
+    if !is_there(path)? {
+        let new = New::make(path)?;
+        let put = new.put(path);
+        if let Ok(Some(moved)) = put {
+            return Ok(moved);
         }
-        let Ok(found) = fs::open(path, ANYTHING, Mode::empty()) else { continue };
-        let Err(stranger) = examine(&found, path) else {
-            // The daemon itself must not wait for the lock of this folder either.
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let made = fs::open(path.join(LOCK), flags, Mode::RUSR | Mode::WUSR);
-            return made.map(|_| moved).map_err(|errno| {
-                let what = format!("{} cannot be made: {errno}", path.join(LOCK).display());
-                Problem::new("", what, "let the daemon's user write there")
-            });
-        };
-        if own_user() != 0 || stranger.owner == 0 {
-            return Err(stranger.problem(path, ""));
-        }
-        moved = move_away(path, &stranger)?;
+        new.remove();
+        put?;
     }
-    let what = format!("others take the name {} again and again", path.display());
-    Err(Problem::new("", what, "end their programs, or name a folder of root in daemon.shm_dir"))
+    // The daemon itself must not wait for the lock of this folder either.
+    make_lock(path).map(|()| String::new())
 }
 
-/// Gives what another user has put in the folder's place another name. Returns that it did.
-fn move_away(path: &Path, stranger: &Stranger) -> Result<String, Problem> {
+/// Returns whether the own folder is there. What only a person may move away is a problem.
+fn is_there(path: &Path) -> Result<bool, Problem> {
+    let Ok(found) = fs::open(path, ANYTHING, Mode::empty()) else { return Ok(false) };
+    match examine(&found, path) {
+        Ok(()) => Ok(true),
+        Err(stranger) if stranger.is_movable() => Ok(false),
+        Err(stranger) => Err(stranger.problem(path, "")),
+    }
+}
+
+/// Makes the lock in the folder, unless it is there.
+fn make_lock(folder: &Path) -> Result<(), Problem> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = fs::open(folder.join(LOCK), flags, Mode::RUSR | Mode::WUSR);
+    made.map(drop).map_err(|errno| failed(&folder.join(LOCK), errno, "let the daemon's user write there"))
+}
+
+fn failed(path: &Path, errno: Errno, fix: &str) -> Problem {
+    Problem::new("", format!("{} cannot be made: {errno}", path.display()), fix)
+}
+
+const WRITE_ABOVE: &str = "let the daemon's user write in the folder above it";
+
+/// Returns another name in the same folder, which nobody can have taken.
+fn beside(path: &Path, why: &str) -> PathBuf {
     let number = u128::from_ne_bytes(random::bytes());
-    let to = path.with_file_name(format!("{OWN_FOLDER}.of-user-{}.{number:032x}", stranger.owner));
-    match fs::renameat_with(CWD, path, CWD, &to, RenameFlags::NOREPLACE) {
-        Ok(()) => Ok(format!(
+    path.with_file_name(format!("{OWN_FOLDER}.{why}.{number:032x}"))
+}
+
+/// A new folder, complete with its lock, that has another name yet.
+#[derive(Debug)]
+struct New {
+    path: PathBuf,
+    folder: OwnedFd,
+}
+
+impl New {
+    fn make(place: &Path) -> Result<Self, Problem> {
+        let path = beside(place, "new");
+        let failed = |errno| failed(place, errno, WRITE_ABOVE);
+        fs::mkdir(&path, Mode::from_raw_mode(MODE)).map_err(failed)?;
+        let folder = fs::open(&path, ANYTHING | OFlags::DIRECTORY, Mode::empty()).map_err(failed)?;
+        let new = Self { path, folder };
+        match make_lock(&new.path) {
+            Ok(()) => Ok(new),
+            Err(problem) => {
+                new.remove();
+                Err(problem)
+            }
+        }
+    }
+
+    /// Puts it in its place with one call, whether nothing is there or a thing of another user. Whoever tries to take the name all the time
+    /// waits for the lock of the folder above, and so has the turn after each call. Returns what was moved away; `None` if another
+    /// process of this user was faster.
+    fn put(&self, path: &Path) -> Result<Option<String>, Problem> {
+        let (mut moved, mut moves) = (String::new(), 0);
+        for _ in 0..ATTEMPTS {
+            if is_there(path)? {
+                return Ok(None);
+            }
+            // Somebody may also take the name and leave it all the time. That nobody knows which call comes next makes each as good as
+            // the toss of a coin.
+            let exchange = own_user() == 0 && random::bytes()[0] & 1 == 1;
+            let how = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+            match fs::renameat_with(CWD, &self.path, CWD, path, how) {
+                Ok(()) if !exchange => return Ok(Some(moved)),
+                Ok(()) => match move_away(&self.path, path)? {
+                    Some(moved) => return Ok(Some(moved)),
+                    // Another process of this user has put its folder there in the last moment, or root has made something.
+                    None => drop(fs::renameat_with(CWD, &self.path, CWD, path, RenameFlags::EXCHANGE)),
+                },
+                Err(Errno::EXIST | Errno::NOENT) => {}
+                // A hugetlbfs before Linux 5.16 exchanges no names. Each attempt leaves what it has moved away.
+                Err(Errno::INVAL) if exchange && moves < MOVES => {
+                    moved = move_away(path, path)?.unwrap_or(moved);
+                    moves += 1;
+                }
+                Err(errno) => return Err(failed(path, errno, WRITE_ABOVE)),
+            }
+        }
+        let what = format!("others take the name {} again and again", path.display());
+        Err(Problem::new("", what, "end their programs, or name a folder of root in daemon.shm_dir"))
+    }
+
+    /// Removes it. Its name may be another's by now, so this goes by the descriptor where it follows links.
+    fn remove(&self) {
+        let _ = fs::unlinkat(&self.folder, LOCK, AtFlags::empty());
+        let _ = fs::rmdir(&self.path);
+    }
+}
+
+/// Gives what another user has put in the folder's place, and which has the name `at` now, a name that says so. Returns that it did, or
+/// `None` if it is not another user's.
+fn move_away(at: &Path, place: &Path) -> Result<Option<String>, Problem> {
+    let Ok(found) = fs::open(at, ANYTHING, Mode::empty()) else { return Ok(Some(String::new())) };
+    let Some(stranger) = examine(&found, at).err().filter(Stranger::is_movable) else { return Ok(None) };
+    let to = beside(place, &format!("of-user-{}", stranger.owner));
+    match fs::renameat_with(CWD, at, CWD, &to, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(Some(format!(
             "{} was {}, where the daemon's own folder should be: it is called {} now",
-            path.display(),
+            place.display(),
             stranger.what(),
             to.display()
-        )),
-        Err(Errno::NOENT) => Ok(String::new()),
+        ))),
+        Err(Errno::NOENT) => Ok(Some(String::new())),
         Err(errno) => {
-            let what =
-                format!("{} is {}, and cannot be moved away: {errno}", path.display(), stranger.what());
+            let what = format!("{} is {}, and cannot be moved away: {errno}", at.display(), stranger.what());
             Err(Problem::new("", what, "remove it"))
         }
     }
