@@ -16,14 +16,23 @@ pub struct Mark {
     pub boot_id: Hex16,
     /// The name of the journal. A journal gets another one if its predecessor is not believed.
     pub journal: Hex16,
-    /// The number of the last record that the journal has got; 0 if there is no such journal yet. A record is written to the journal first.
+    /// The number of the last record that the journal has got; 0 if there was no such journal yet. A record is written to the journal
+    /// first.
     pub last: u64,
+}
+
+impl Mark {
+    /// Returns whether it says something about this journal on a host with this boot identity. A mark for a journal that was still to be
+    /// written does so if that journal is there: its daemon was killed before it could mark anything else.
+    pub fn is_about(&self, journal: &Replayed, boot_id: Hex16) -> bool {
+        self.boot_id == boot_id && (self.last > 0 || journal.journal == Some(self.journal))
+    }
 }
 
 /// Returns why the journal does not say all about the memory that is in use on a host with this boot identity. `mark` is what is kept apart
 /// from it.
 pub fn doubt(journal: &Replayed, mark: Option<Mark>, boot_id: Hex16) -> Option<String> {
-    let mark = mark.filter(|mark| mark.boot_id == boot_id && mark.last > 0);
+    let mark = mark.filter(|mark| mark.is_about(journal, boot_id));
     let Replayed { damaged, misplaced, invalid_records, .. } = *journal;
     if journal.is_empty() {
         return mark.map(|_| "it was removed or emptied".to_owned());

@@ -7,6 +7,7 @@ use kit::daemon::*;
 use kit::wait::wait_for;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
@@ -198,4 +199,24 @@ fn a_journal_of_format_2_is_continued() {
     let refused = daemon.client().attach("web", "b").err().unwrap();
     assert_eq!(refused.code, ErrorCode::BROKEN.0);
     assert!(refused.text.contains("was replaced"), "{}", refused.text);
+}
+
+/// A daemon may be killed when its first journal of this format is in place, and before its mark says so.
+#[test]
+fn a_first_journal_whose_daemon_was_killed_before_it_marked_it_is_believed() {
+    let mut daemon = Daemon::start_new(WEB);
+    let a = daemon.attach("web", "a");
+    daemon.kill();
+    // The number is the end of the mark. The daemon writes the name first, with 0.
+    let mark = std::fs::File::options().write(true).open(daemon.run("journal.mark")).unwrap();
+    let number = mark.metadata().unwrap().len() - 8;
+    mark.write_all_at(&[0; 8], number).unwrap();
+    daemon.start();
+    assert!(!daemon.log().contains("not believed"));
+    assert_eq!(daemon.client().attach_as(a.back).unwrap().wire.epoch, a.wire.epoch);
+    // From now on, the mark guards it.
+    daemon.kill();
+    std::fs::remove_file(journal(&daemon)).unwrap();
+    daemon.start();
+    is_refused(&daemon, "");
 }

@@ -151,7 +151,7 @@ fn books(config: &Config) -> anyhow::Result<(Books, Journal, bool)> {
         warn!(%dir, %error, "the journal's mark cannot be read or made: it is not noticed if the journal loses its end");
         (None, None)
     });
-    let mark = mark.filter(|mark| mark.boot_id == boot_id && mark.last > 0);
+    let mark = mark.filter(|mark| mark.is_about(&found, boot_id));
     let doubt = trust::doubt(&found, mark, boot_id);
     let last = mark.map_or(0, |mark| mark.last).max(found.last);
     let mut books = std::mem::take(&mut found.books);
@@ -165,9 +165,12 @@ fn books(config: &Config) -> anyhow::Result<(Books, Journal, bool)> {
         (_, Some(_)) => Mark { boot_id, journal: Hex16(random::bytes()), last },
         (_, None) => Mark { boot_id, journal: NO_MARK, last },
     };
-    // A journal that names its mark must have one. As long as there is an old mark, the old journal is in force.
+    // A journal that names its mark must have one. As long as there is an old mark, the old journal is in force. If this daemon is killed
+    // before it has marked the new one, the next one believes it, unless it is in place of one that is not believed: then all doubts
+    // must come again, for which the mark gets a name that no journal has.
+    let name = if doubt.is_none() { at.journal } else { Hex16(random::bytes()) };
     if let (None, Some(made)) = (&mark, &file)
-        && let Err(error) = made.write(&Mark { last: 0, ..at })
+        && let Err(error) = made.write(&Mark { journal: name, last: 0, ..at })
     {
         warn!(%error, "the journal's mark cannot be written: it is not noticed if the journal loses its end");
         file = None;

@@ -81,6 +81,12 @@ fn a_whole_journal_is_believed() {
     let other = Mark { journal: Hex16([8; 16]), ..left.mark };
     assert!(doubt(&replayed, Some(other), BOOT).is_some());
     assert!(doubt(&replayed, None, BOOT).is_some(), "without the mark, its end may be missing");
+    // The daemon was killed when its new journal was in place, and the mark still said that there is none of this name.
+    let first = Mark { last: 0, ..left.mark };
+    assert_eq!(doubt(&replayed, Some(first), BOOT), None);
+    // With another name it is the mark of a journal that never came.
+    assert!(doubt(&replayed, Some(Mark { last: 0, ..other }), BOOT).is_some());
+    assert!(doubt(&lines::replay(b""), Some(first), BOOT).is_none());
     // After a reboot nobody has memory.
     assert!(doubt(&replayed, Some(left.mark), Hex16([2; 16])).is_none());
     assert!(doubt(&lines::replay(b""), Some(left.mark), Hex16([2; 16])).is_none());
