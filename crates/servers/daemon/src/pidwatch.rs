@@ -9,6 +9,7 @@ use looker::Looker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use stat::{Seen, Stat};
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
@@ -125,24 +126,25 @@ fn look(pid: u32) -> Seen<Stat> {
 }
 
 /// Processes whose connection has ended, and which may run another program now. While a process is in the middle of an `exec`
-/// its program cannot be seen, so it is examined again later.
+/// its program cannot be seen, so it is examined again later, once for all that belongs to it.
 #[derive(Debug)]
 pub struct ExecChecks<T> {
-    all: Vec<ExecCheck<T>>,
+    all: HashMap<Process, ExecCheck<T>>,
+    /// When to look at which process.
+    due: BTreeSet<(Instant, Process)>,
 }
 
 #[derive(Debug)]
 struct ExecCheck<T> {
-    process: Process,
-    image: Image,
-    what: T,
+    /// What belongs to the process, and which program it ran when that connection was opened.
+    things: Vec<(Image, T)>,
     again: Instant,
     pause: Duration,
 }
 
 impl<T> Default for ExecChecks<T> {
     fn default() -> Self {
-        Self { all: Vec::new() }
+        Self { all: HashMap::new(), due: BTreeSet::new() }
     }
 }
 
@@ -150,56 +152,87 @@ impl<T> ExecChecks<T> {
     /// The pauses between two looks: the first one, and the one after which the process is not examined any more.
     const FIRST: Duration = Duration::from_millis(1);
     const LAST: Duration = Duration::from_millis(512);
+    /// The most processes that are looked at in one go. Others are served between two of them.
+    const LOOKS: usize = 16;
 
     /// Adds a process that ran `image` when its connection was opened. Returns `what` if the process runs another program now. If
     /// that cannot be seen yet, [`ExecChecks::take_changed`] may return `what` later.
     #[must_use]
     pub fn add(&mut self, process: Process, image: Image, what: T) -> Option<T> {
-        match image_of(&process) {
+        // Its program could not be seen a moment ago. The next look is for all that belongs to it.
+        let now = if self.all.contains_key(&process) { None } else { image_of(&process) };
+        match now {
             Some(now) => (now != image).then_some(what),
             None => {
-                let (again, pause) = (Instant::now() + Self::FIRST, Self::FIRST);
-                self.all.push(ExecCheck { process, image, what, again, pause });
+                self.examine_later(process, image, what);
                 None
             }
         }
     }
 
-    /// Returns and removes those that turn out to run another program.
+    /// Has a process examined from now on, also if it was almost given up: the `exec` may be another one.
+    fn examine_later(&mut self, process: Process, image: Image, what: T) {
+        let mut check = self.take(&process).unwrap_or_else(|| ExecCheck::new(Vec::new()));
+        check.things.push((image, what));
+        self.put(process, ExecCheck::new(check.things));
+    }
+
+    fn take(&mut self, process: &Process) -> Option<ExecCheck<T>> {
+        let check = self.all.remove(process)?;
+        self.due.remove(&(check.again, *process));
+        Some(check)
+    }
+
+    fn put(&mut self, process: Process, check: ExecCheck<T>) {
+        self.due.insert((check.again, process));
+        self.all.insert(process, check);
+    }
+
+    /// Returns and removes those that turn out to run another program, as far as so many were looked at as may be in one go.
     pub fn take_changed(&mut self) -> Vec<T> {
-        if self.all.is_empty() {
+        if self.due.is_empty() {
             return Vec::new(); // This returns without reading the clock, which is slow in many VMs.
         }
         let now = Instant::now();
         let mut changed = Vec::new();
-        for mut check in std::mem::take(&mut self.all) {
-            if check.again > now {
-                self.all.push(check);
-                continue;
-            }
-            match image_of(&check.process) {
-                Some(image) if image != check.image => changed.push(check.what),
-                Some(_) => {}
+        for _ in 0..Self::LOOKS {
+            let Some(&(_, process)) = self.due.first().filter(|(again, _)| *again <= now) else { break };
+            let Some(mut check) = self.take(&process) else { break };
+            match image_of(&process) {
+                Some(image) => {
+                    changed.extend(check.things.into_iter().filter(|(old, _)| *old != image).map(|(_, t)| t));
+                }
                 None if check.pause >= Self::LAST => {} // The process is ending, which others watch, or it hides its program.
                 None => {
                     check.pause *= 2;
                     check.again = now + check.pause;
-                    self.all.push(check);
+                    self.put(process, check);
                 }
             }
         }
         changed
     }
 
-    /// Removes those for which `is_settled` returns true.
-    pub fn settle(&mut self, is_settled: impl Fn(&T) -> bool) {
-        self.all.retain(|check| !is_settled(&check.what));
+    /// Removes what belongs to a process and for which `is_settled` returns true.
+    pub fn settle(&mut self, process: &Process, is_settled: impl Fn(&T) -> bool) {
+        let Some(mut check) = self.take(process) else { return };
+        check.things.retain(|(_, what)| !is_settled(what));
+        if !check.things.is_empty() {
+            self.put(*process, check);
+        }
     }
 
     /// Returns the time until [`ExecChecks::take_changed`] has something to do.
     pub fn until_next(&self) -> Option<Duration> {
-        let next = self.all.iter().map(|check| check.again).min()?;
+        let (next, _) = self.due.first()?;
         Some(next.saturating_duration_since(Instant::now()))
+    }
+}
+
+impl<T> ExecCheck<T> {
+    fn new(things: Vec<(Image, T)>) -> Self {
+        let pause = ExecChecks::<T>::FIRST;
+        Self { things, again: Instant::now() + pause, pause }
     }
 }
 
@@ -388,11 +421,54 @@ mod tests {
         // Nothing is known about a process that has ended, and after a while it is not examined any more.
         assert_eq!(exec_checks.add(process, image, 3), None);
         assert_eq!(exec_checks.add(process, image, 4), None);
-        exec_checks.settle(|what| *what == 4);
-        assert_eq!(exec_checks.all.iter().map(|check| check.what).collect::<Vec<_>>(), [3]);
+        exec_checks.settle(&process, |what| *what == 4);
+        let left = exec_checks.all.values().flat_map(|check| &check.things);
+        assert_eq!(left.map(|(_, what)| *what).collect::<Vec<_>>(), [3]);
         wait_for("the last look", || {
             assert!(exec_checks.take_changed().is_empty());
             exec_checks.until_next().is_none().then_some(())
         });
+    }
+    #[test]
+    fn all_that_belongs_to_a_process_is_examined_at_once() {
+        let process = super::process(std::process::id()).unwrap();
+        let image = image_of(&process).unwrap();
+        let other = Image { code: image.code + 1, ..image };
+        let mut exec_checks = ExecChecks::default();
+        for (old, what) in [(other, 1), (image, 2), (other, 3)] {
+            exec_checks.examine_later(process, old, what);
+        }
+        let changed = wait_for("the look", || Some(exec_checks.take_changed()).filter(|all| !all.is_empty()));
+        assert_eq!(changed, [1, 3]);
+        assert_eq!(exec_checks.until_next(), None);
+    }
+
+    /// Its first thread has ended, so `/proc` shows no program for as long as it likes.
+    #[test]
+    fn a_process_that_hides_its_program_costs_few_looks() {
+        let mut child = start(without_its_first_thread);
+        let process = super::process(child.id()).expect("it is there");
+        let mut exec_checks = ExecChecks::default();
+        let image = Image { code: 2, stack: 2 };
+        assert!((0..4096).all(|what| exec_checks.add(process, image, what).is_none()));
+        assert_eq!(exec_checks.due.len(), 1, "one look is for all that it had");
+        // Other processes hide theirs too. There is none with these numbers.
+        for number in 0..100 {
+            let gone = Process { pid: u32::MAX - number, started: 1 };
+            assert_eq!(exec_checks.add(gone, image, 1), None);
+        }
+        let all = exec_checks.due.last().unwrap().0;
+        wait_for("the time of all looks", || (Instant::now() > all).then_some(()));
+        assert!(exec_checks.take_changed().is_empty());
+        let again = exec_checks.due.iter().filter(|(again, _)| *again > all).count();
+        assert_eq!(again, ExecChecks::<i32>::LOOKS);
+        assert_eq!(exec_checks.until_next(), Some(Duration::ZERO), "the others have their turn soon");
+        wait_for("the last look", || {
+            assert!(exec_checks.take_changed().is_empty());
+            exec_checks.until_next().is_none().then_some(())
+        });
+        assert!(exec_checks.all.is_empty());
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        child.wait().unwrap();
     }
 }

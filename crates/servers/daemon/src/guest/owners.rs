@@ -99,8 +99,8 @@ impl Owners {
 
     /// Accepts an owner that comes back for its endpoint, whatever program it runs now.
     pub fn recognize(&mut self, owner: &relay::Endpoint) {
-        let key = |owner: &relay::Endpoint| (owner.endpoint, owner.epoch, process(owner));
-        self.exec_checks.settle(|checked| key(checked) == key(owner));
+        let key = |owner: &relay::Endpoint| (owner.endpoint, owner.epoch);
+        self.exec_checks.settle(&process(owner), |checked| key(checked) == key(owner));
     }
 
     /// Returns the owners that turn out to run another program.

@@ -441,7 +441,7 @@ impl Server {
             }
             Effect::ForgetHold { endpoint, token } => self.holds.forget((endpoint, token)),
             Effect::Recognize { endpoint, process } => {
-                self.exec_checks.settle(|(number, _, checked)| (*number, *checked) == (endpoint, process));
+                self.exec_checks.settle(&process, |(number, ..)| *number == endpoint);
             }
             // The pages for a program in a VM are sent when the VM's ring has room.
             Effect::Inspect { client, request, from } => {
