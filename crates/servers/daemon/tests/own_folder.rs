@@ -18,6 +18,9 @@ kit::test_that_skips_are_seen!();
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 const NOBODY: u32 = 65534;
 
+/// So many wait for the lock of a folder that the kernel gives it to them in turn.
+const THREADS: usize = 12;
+
 const KINDS: [&str; 4] = ["file", "link", "FIFO", "folder"];
 
 kit::program! {
@@ -118,7 +121,7 @@ kit::program! {
         become_user(NOBODY);
         let path = PathBuf::from(std::env::var_os("TEST_PATH").unwrap());
         let kind = std::env::var("TEST_KIND").unwrap();
-        for _ in 0..4 {
+        for _ in 0..THREADS {
             let (path, kind) = (path.clone(), kind.clone());
             std::thread::spawn(move || loop {
                 match kind.as_str() {
