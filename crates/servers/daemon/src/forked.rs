@@ -15,6 +15,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use zerocopy::FromZeros;
 
 /// A process that shares the table of descriptors, and is killed when this is dropped. (A daemon keeps its own for life.)
 #[derive(Debug)]
@@ -205,16 +206,9 @@ pub fn last_error() -> Errno {
 
 /// Memory that a process shares with those that it forks.
 #[derive(Debug)]
-pub struct Shared<T: FromZeros>(NonNull<T>);
+pub struct Shared<T: FromZeros + Sync>(NonNull<T>);
 
-/// Types of which all bits may be zero, and which threads and processes may share.
-///
-/// # Safety
-///
-/// All of this must be true of the type.
-pub unsafe trait FromZeros: Sync {}
-
-impl<T: FromZeros> Shared<T> {
+impl<T: FromZeros + Sync> Shared<T> {
     /// Makes it, of zeros.
     pub fn new() -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -225,21 +219,21 @@ impl<T: FromZeros> Shared<T> {
     }
 }
 
-impl<T: FromZeros> Deref for Shared<T> {
+impl<T: FromZeros + Sync> Deref for Shared<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: the memory is aligned to a page and begins as zeros, which are a valid value, as the trait requires.
+        // SAFETY: the memory is aligned to a page and begins as zeros, which are a valid value of a type that is `FromZeros`.
         unsafe { self.0.as_ref() }
     }
 }
 
-impl<T: FromZeros> Drop for Shared<T> {
+impl<T: FromZeros + Sync> Drop for Shared<T> {
     fn drop(&mut self) {
         // SAFETY: nothing in this process uses the memory after this. Others have mappings of their own.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), size_of::<T>()) };
     }
 }
 
-// SAFETY: the memory belongs to no thread, and the value in it can be used by any, as the trait requires.
-unsafe impl<T: FromZeros> Send for Shared<T> {}
+// SAFETY: the memory belongs to no thread, and the value in it can be used by any, because its type is `Sync`.
+unsafe impl<T: FromZeros + Sync> Send for Shared<T> {}

@@ -96,6 +96,10 @@ fn has_ended(pidfd: &OwnedFd) -> rustix::io::Result<bool> {
     }
 }
 
+/// Why a user cannot connect for whom [`is_held_up_by`] returns true.
+pub const HELD_UP: &str = "processes of this user that have ended hold up those that look at them (asynchronous reads from FUSE?): make \
+     the file system answer, or unmount it";
+
 /// The process that looks at others for this one, once there is one.
 static LOOKER: Mutex<Option<Looker>> = Mutex::new(None);
 

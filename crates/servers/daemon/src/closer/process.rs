@@ -18,7 +18,7 @@
 #![allow(unsafe_code)] // Descriptors that are known by number, and messages without memory from the allocator.
 
 use crate::forked::{
-    Descriptors, Forked, FromZeros, Shared, exit, fork, has_ended, last_error, name, part_from_daemon, reap,
+    Descriptors, Forked, Shared, exit, fork, has_ended, last_error, name, part_from_daemon, reap,
 };
 use ginnel_fdpass::{SendFlags, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,6 +34,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+use zerocopy::FromZeros;
 
 /// A worker that has closed nothing for this long is killed.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -143,7 +144,7 @@ impl Ends {
 }
 
 /// What a worker does. The memory is shared with it.
-#[derive(Debug)]
+#[derive(Debug, FromZeros)]
 struct Progress {
     /// The worker may close what it has got.
     may_close: AtomicBool,
@@ -153,9 +154,6 @@ struct Progress {
     /// The worker ends, which may take for ever.
     ends: AtomicBool,
 }
-
-// SAFETY: atomics may be zero and be shared.
-unsafe impl FromZeros for Progress {}
 
 /// What the closer does, by system calls only.
 fn serve(ends: &Ends, progress: &Progress) -> ! {

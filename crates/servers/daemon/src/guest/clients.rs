@@ -142,11 +142,7 @@ impl Clients {
         let is_attached = |id| self.all.get(&id).is_some_and(|client| client.endpoint.is_some());
         let newcomer = self.users.counted(uid);
         pidwatch::look_for(newcomer);
-        ensure!(
-            !pidwatch::is_held_up_by(newcomer),
-            "processes of this user that have ended hold up those that look at them (asynchronous reads from FUSE?): make the file system \
-             answer, or unmount it"
-        );
+        ensure!(!pidwatch::is_held_up_by(newcomer), "{}", pidwatch::HELD_UP);
         let Err(Full { limit, user, given_up }) = self.by_user.room(newcomer, self.most, is_attached) else {
             self.full = false;
             return Ok(None);

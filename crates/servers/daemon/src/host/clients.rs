@@ -161,9 +161,8 @@ impl Server {
         let newcomer = self.clients.users.counted(peer.uid);
         pidwatch::look_for(newcomer);
         if pidwatch::is_held_up_by(newcomer) {
-            let text = "processes of this user that have ended hold up those that look at them (asynchronous reads from FUSE?): make the file \
-                        system answer, or unmount it";
-            let _ = socket.send(reply::refusal(0, &Refusal::new(ErrorCode::LIMIT, text)), vec![]);
+            let _ =
+                socket.send(reply::refusal(0, &Refusal::new(ErrorCode::LIMIT, pidwatch::HELD_UP)), vec![]);
             return;
         }
         let room = self.clients.by_user.room(newcomer, most, |id| self.broker.is_attached(id));

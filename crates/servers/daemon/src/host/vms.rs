@@ -10,6 +10,7 @@ use super::token::Token;
 use crate::closer::Connected;
 use crate::control_link::{Event, HostLink, PeerInfo, SendRefused};
 use crate::poller::{Interest, Ready};
+use crate::watches::ROOT;
 use crate::{packet, pidwatch};
 use ginnel_broker::broker::ClientId;
 use ginnel_broker::process::Process;
@@ -154,7 +155,7 @@ impl Server {
         pidwatch::look_for(peer.uid);
         let process =
             pidwatch::connected(fd.as_fd(), peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
-        pidwatch::look_for(crate::watches::ROOT);
+        pidwatch::look_for(ROOT);
         let name = vm.config.name;
         if let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.as_ref()) {
             let old = qemu.process;
