@@ -3,8 +3,8 @@
 //! The kernel tells this only to whoever asks for a write lease (`F_SETLEASE`): it grants one if the file has no open file description
 //! other than the one that asks. A mapping keeps the description by which it was made, also when the descriptor is closed long since.
 //!
-//! What the kernel pins for a device (RDMA, VFIO, `io_uring`) is pages and not the file. It stays with who had it if the file gets
-//! other pages, that is, if the file is cut to nothing first.
+//! Who has only pages of the file is not seen: pages that are pinned for a device or for `io_uring`, or lie in a pipe. They stay with the
+//! pages. So a file whose pages anybody may have kept is removed, and another one is made in its place.
 #![allow(unsafe_code)] // For commands of `fcntl` that no safe crate offers.
 
 use std::fs::File;
