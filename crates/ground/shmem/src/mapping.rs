@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering, c
 use std::sync::{Arc, OnceLock};
 use std::{fmt, io};
 
+/// The file system type that `fstatfs` reports for hugetlbfs.
+const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x958458f6;
+
 /// The accesses for which a mapping may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
@@ -78,6 +81,41 @@ impl Mapping {
         let mapping = Self::wrap(start.cast(), len, true, protection)?;
         fault_in(&mapping, file);
         Ok(mapping)
+    }
+
+    /// Maps parts of files one behind the other, shared, as one contiguous mapping. Each part is a file, an offset in it and a
+    /// length, both of them multiples of 4096. An empty list is an error, and so is a file on hugetlbfs.
+    ///
+    /// This is for areas that are contiguous only in the addresses of a device, such as a queue behind an IOMMU. If any of the
+    /// files is truncated later, the whole mapping counts as broken: see [`Mapping::of_file`].
+    pub fn joined<F: AsFd>(parts: &[(F, u64, usize)]) -> io::Result<Self> {
+        let total = parts.iter().try_fold(0_usize, |sum, (_, _, len)| sum.checked_add(*len));
+        let Some(total) = total.filter(|total| *total > 0) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the parts have no bytes, or too many"));
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), total, ProtFlags::empty(), MapFlags::PRIVATE) }?;
+        // Owns the range from here on, so that an error below unmaps all of it.
+        let whole = Self::wrap(start.cast(), total, true, Protection::ReadWrite)?;
+        let mut at = 0;
+        for (file, offset, len) in parts {
+            // The kernel extends a mapping of hugetlbfs to whole huge pages, over what lies behind it.
+            if rustix::fs::fstatfs(file)?.f_type == HUGETLBFS_MAGIC {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "memory of huge pages cannot be joined",
+                ));
+            }
+            // SAFETY: `at` and `len` lie inside the range that was reserved above, since their sum is at most `total`.
+            let place = unsafe { start.cast::<u8>().add(at) };
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: the mapping replaces only pages of the range that was reserved above, since the kernel refuses an address
+            // that is not at a page, and extends a length only to the end of a page; and nobody has used them yet.
+            unsafe { mmap(place.cast(), *len, prot, MapFlags::SHARED | MapFlags::FIXED, file, *offset) }?;
+            at += len;
+        }
+        Ok(whole)
     }
 
     /// Returns private memory, zeroed; for tests, and for rings within one process.
@@ -566,6 +604,38 @@ mod tests {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(len).unwrap();
         file
+    }
+
+    #[test]
+    fn joined_parts_are_contiguous_and_shared() {
+        let (first, second) = (file(3 << 12), file(2 << 12));
+        let joined =
+            Mapping::joined(&[(&first, 2 << 12, 4096), (&second, 0, 4096), (&first, 0, 4096)]).unwrap();
+        assert_eq!(joined.len(), 3 << 12);
+        joined.write(4090, b"across the border");
+        let one = Mapping::of_file(&first, 2 << 12, 4096, Protection::Read).unwrap();
+        let two = Mapping::of_file(&second, 0, 4096, Protection::Read).unwrap();
+        let mut bytes = [0; 17];
+        one.read(4090, &mut bytes[..6]);
+        two.read(0, &mut bytes[6..]);
+        assert_eq!(&bytes, b"across the border");
+        drop(joined);
+        two.read(0, &mut bytes[6..]);
+
+        assert!(Mapping::joined::<&File>(&[]).is_err());
+        assert!(Mapping::joined(&[(&first, 0, 4096), (&second, 1, 4096)]).is_err(), "not at a page");
+        assert!(Mapping::joined(&[(&first, 0, 100), (&second, 0, 4096)]).is_err(), "behind a part of a page");
+        assert!(Mapping::joined(&[(&first, 0, usize::MAX), (&second, 0, 4096)]).is_err());
+    }
+
+    #[test]
+    fn a_joined_file_may_be_truncated() {
+        let (first, second) = (file(4096), file(4096));
+        let joined = Mapping::joined(&[(&first, 0, 4096), (&second, 0, 4096)]).unwrap();
+        joined.store_relaxed_u64(0, 1);
+        second.set_len(0).unwrap();
+        assert_eq!(joined.load_relaxed_u64(4096), 0);
+        assert!(joined.is_broken());
     }
 
     #[test]
