@@ -8,11 +8,13 @@
 //!  backend   stores the data: in a file or block device, in memory, or nowhere
 //!  ownership locks the images while the VM runs here
 //!  turn      makes the processes of one volume run one after another
+//!  attach    the connection between the two processes of an NVMe volume
 //! ```
 //!
 //! One worker owns each queue, from the moment at which the front end starts the queue until it stops it. The session
 //! sends orders to the workers through a mailbox, and they answer. The threads share nothing else but counters.
 
+pub mod attach;
 pub mod backend;
 pub mod control;
 pub mod device;
