@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! engine                                holder
-//!   HELLO + kick eventfds  ---------->          what the engine is, and how it is woken
+//!   HELLO + lock, eventfds ---------->          what the engine is, and how it is woken
 //!          <---------- WELCOME + state, doorbells   (or REFUSED, and the end)
 //!          <---------- MAP + file                   each range that QEMU has mapped
 //!          <---------- VECTOR + eventfd             each interrupt that QEMU has set
@@ -24,8 +24,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The version of the messages and of everything that they refer to. [`Hello`] and [`Refused`] keep their form in every version.
 pub const VERSION: u32 = 1;
 
-/// The largest number of I/O queues. All kick eventfds fit into one packet.
-pub const MAX_QUEUES: u32 = 252;
+/// The largest number of I/O queues. The descriptors of a [`Hello`] fit into one packet.
+pub const MAX_QUEUES: u32 = 251;
 
 /// The length of the longest message.
 pub const MAX_LEN: usize = 40;
@@ -54,8 +54,13 @@ impl Kind {
     pub const CONTROL: Self = Self(21);
 }
 
-/// The engine's first message. With it come `queues` + 1 eventfds; the holder writes the one with the number of a queue (0 is the
-/// admin queue) when the guest has written one of that queue's doorbells and the holder saw it.
+/// The engine's first message. With it come the lock of the engine's turn, and `queues` + 1 eventfds.
+///
+/// The lock is the engine's lock file, opened a second time. When the engine is gone, the holder tries the lock (`flock(2)`): while it
+/// is not free, the kernel has not finished the requests of the engine, and they may still use the guest's memory.
+///
+/// The holder writes the eventfd with the number of a queue (0 is the admin queue) when the guest has written one of that queue's
+/// doorbells and the holder saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Hello {

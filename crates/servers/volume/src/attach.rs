@@ -61,6 +61,8 @@ pub enum FromEngine {
     Hello {
         /// The version of the engine's messages. If it is not [`VERSION`], nothing else about the engine is known.
         version: u32,
+        /// The lock file of the engine's turn, which the engine has opened a second time; `None` if the version is another one.
+        turn: Option<OwnedFd>,
         /// The eventfds.
         kicks: Vec<OwnedFd>,
     },
@@ -218,18 +220,20 @@ impl EngineEnd {
         Ok(Self(socket))
     }
 
-    /// Says hello, with the eventfds for the admin queue and for each I/O queue, in this order.
+    /// Says hello, with [`Turn::witness`](crate::turn::Turn::witness), and the eventfds for the admin queue and for each I/O queue,
+    /// in this order.
     ///
     /// # Errors
     ///
     /// [`Gone::Refused`] without any eventfd, or with more than [`MAX_QUEUES`] + 1.
-    pub fn hello<Fd: AsFd>(&self, kicks: &[Fd]) -> Result<(), Gone> {
+    pub fn hello<Fd: AsFd>(&self, turn: BorrowedFd<'_>, kicks: &[Fd]) -> Result<(), Gone> {
         let queues = kicks.len().checked_sub(1).and_then(|n| u32::try_from(n).ok());
         let Some(queues) = queues.filter(|queues| *queues <= MAX_QUEUES) else {
             return Err(Gone::Refused(format!("{} eventfds", kicks.len())));
         };
         let hello = Hello { kind: Kind::HELLO, version: VERSION, queues, reserved: 0 };
-        fdpass::send(self.0.as_fd(), hello.as_bytes(), kicks, SendFlags::empty())?;
+        let fds: Vec<_> = std::iter::once(turn).chain(kicks.iter().map(AsFd::as_fd)).collect();
+        fdpass::send(self.0.as_fd(), hello.as_bytes(), &fds, SendFlags::empty())?;
         Ok(())
     }
 
@@ -269,7 +273,7 @@ impl HolderEnd {
 
     /// Receives the next message, if there is one.
     pub fn receive(&self) -> Result<Option<FromEngine>, Gone> {
-        packet(self.0.as_fd(), MAX_QUEUES as usize + 1, false)?.map(Packet::parse_from_engine).transpose()
+        packet(self.0.as_fd(), MAX_QUEUES as usize + 2, false)?.map(Packet::parse_from_engine).transpose()
     }
 
     /// Sends a message, if the engine has room for it.
@@ -375,10 +379,14 @@ impl Packet {
         match self.kind() {
             Kind::HELLO => {
                 let Hello { version, queues, .. } = self.body()?;
-                if version == VERSION && self.fds.len() != queues as usize + 1 {
-                    return Err(self.wrong("must have one for each queue"));
+                if version != VERSION {
+                    return Ok(FromEngine::Hello { version, turn: None, kicks: Vec::new() });
                 }
-                Ok(FromEngine::Hello { version, kicks: std::mem::take(&mut self.fds) })
+                if self.fds.len() != queues as usize + 2 {
+                    return Err(self.wrong("must have a lock, and one for each queue"));
+                }
+                let kicks = self.fds.split_off(1);
+                Ok(FromEngine::Hello { version, turn: self.fds.pop(), kicks })
             }
             Kind::DONE => {
                 let Done { id, .. } = self.body()?;

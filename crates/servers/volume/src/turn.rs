@@ -71,6 +71,17 @@ impl Turn {
         &self.file
     }
 
+    /// Opens the file a second time. The copy does not hold the lock, but whoever has it can see by `flock(2)` whether somebody
+    /// does. `None` if the file is not there any more.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open(2)`.
+    pub fn witness(&self) -> io::Result<Option<File>> {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&self.path)?;
+        Ok(is_there(&self.file, &self.path).then_some(file))
+    }
+
     /// Removes the file. All requests must be complete.
     pub fn end(self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
@@ -105,7 +116,10 @@ mod tests {
         drop(copy);
         // A process that another test is starting at this moment has a copy of the descriptor until its program runs.
         let next = Turn::take(&socket, Duration::from_secs(30)).unwrap();
+        let witness = next.witness().unwrap().unwrap();
+        assert!(flock(&witness, FlockOperation::NonBlockingLockExclusive).is_err());
         next.end();
+        flock(&witness, FlockOperation::NonBlockingLockExclusive).unwrap();
         assert!(!socket.with_file_name("v.sock.lock").exists());
         Turn::take(&socket, Duration::ZERO).unwrap();
     }

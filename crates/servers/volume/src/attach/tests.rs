@@ -26,8 +26,8 @@ const RANGE: Range = Range { iova: 0x10_0000, len: 0x2000, offset: 0x1000, writa
 fn an_engine_attaches() {
     let (engine, holder) = pair();
     assert!(holder.receive().unwrap().is_none());
-    engine.hello(&eventfds(4)).unwrap();
-    let Some(FromEngine::Hello { version: VERSION, kicks }) = holder.receive().unwrap() else {
+    engine.hello(file().as_fd(), &eventfds(4)).unwrap();
+    let Some(FromEngine::Hello { version: VERSION, turn: Some(_), kicks }) = holder.receive().unwrap() else {
         panic!("no hello")
     };
     assert_eq!(kicks.len(), 4);
@@ -68,7 +68,7 @@ fn an_engine_is_refused() {
     assert!(matches!(refused, FromHolder::Refused { reason: Reason::QUEUES, have: 8 }), "{refused:?}");
     assert!(matches!(engine.receive(true), Err(Gone::Closed)));
     let (engine, _holder) = pair();
-    engine.hello::<OwnedFd>(&[]).unwrap_err();
+    engine.hello::<OwnedFd>(file().as_fd(), &[]).unwrap_err();
 }
 
 #[test]
@@ -76,10 +76,10 @@ fn all_kick_eventfds_fit_into_one_packet() {
     let (engine, holder) = pair();
     let one = eventfds(1);
     let most = vec![one[0].as_fd(); MAX_QUEUES as usize + 1];
-    engine.hello(&most).unwrap();
+    engine.hello(one[0].as_fd(), &most).unwrap();
     let hello = holder.receive().unwrap();
     assert!(matches!(hello, Some(FromEngine::Hello { kicks, .. }) if kicks.len() == most.len()));
-    engine.hello(&[&most[..], &most[..1]].concat()).unwrap_err();
+    engine.hello(one[0].as_fd(), &[&most[..], &most[..1]].concat()).unwrap_err();
 }
 
 #[test]
@@ -111,11 +111,11 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Gone>) {
 #[test]
 fn lies_of_an_engine() {
     let hello = Hello { kind: Kind::HELLO, version: VERSION, queues: 1, reserved: 0 };
-    as_engine(hello.as_bytes(), 2).unwrap();
-    refused(as_engine(hello.as_bytes(), 1));
-    refused(as_engine(hello.as_bytes(), 3));
-    refused(as_engine(Hello { queues: u32::MAX, ..hello }.as_bytes(), 1));
-    refused(as_engine(&hello.as_bytes()[..12], 2));
+    as_engine(hello.as_bytes(), 3).unwrap();
+    refused(as_engine(hello.as_bytes(), 2));
+    refused(as_engine(hello.as_bytes(), 4));
+    refused(as_engine(Hello { queues: u32::MAX - 1, ..hello }.as_bytes(), 1));
+    refused(as_engine(&hello.as_bytes()[..12], 3));
     refused(as_engine(&[1], 0));
     refused(as_engine(&[1; 400], 0));
     // Nothing is known about the rest of a future hello.
