@@ -143,6 +143,9 @@ impl Server {
             (DeviceKind::Scsi, _) => {
                 Arc::new(Scsi::new(disks.iter().cloned().zip(spaces), config.queues, segments))
             }
+            (DeviceKind::Nvme, _) => {
+                return Err(Failed::Config("this program serves no nvme device yet".to_owned()));
+            }
         };
         let counters = Arc::new(Counters::new(device.queues().into(), stores.len()));
         let limiter = Arc::new(Limiter::new(config.limits));

@@ -81,6 +81,7 @@ impl VolumeDevice {
         match self.device {
             Device::Blk => "vhost-user-blk-pci",
             Device::Scsi => "vhost-user-scsi-pci",
+            Device::Nvme => "vfio-user-pci",
         }
     }
 
@@ -89,6 +90,7 @@ impl VolumeDevice {
         match self.device {
             Device::Blk => "num-queues",
             Device::Scsi => "num_queues",
+            Device::Nvme => "",
         }
     }
 

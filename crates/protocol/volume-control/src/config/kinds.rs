@@ -12,6 +12,8 @@ words! {
         Blk = "blk",
         /// vhost-user-scsi: a target with several LUNs.
         Scsi = "scsi",
+        /// NVMe over vfio-user: one disk, a namespace of a controller.
+        Nvme = "nvme",
     }
 }
 

@@ -92,7 +92,7 @@ fn mistakes_are_named_with_place_and_fix() {
     for (text, part) in [
         ("", "there is none"),
         ("qeues = 2", "v.toml:1: unknown field `qeues`"),
-        ("\n\ndevice = \"nvme\"", "v.toml:3: unknown variant `nvme`"),
+        ("\n\ndevice = \"ide\"", "v.toml:3: unknown variant `ide`"),
         ("[[disk]]\npath = 5", "v.toml:2"),
         ("[[disk]]\npath = \"/a\"\non-error = \"stop\"", "unknown variant `stop`"),
         ("[[disk]]", "disk 0: path"),
