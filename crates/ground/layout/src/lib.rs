@@ -7,8 +7,8 @@
 //!
 //! - as a structure, with its size and the offset of each field (`layout!`);
 //! - as words that are accessed one by one, each with a constant for its offset: in [`ring`], [`board`], [`sync`], [`verbs`],
-//!   [`cache`] and [`inflight`]. They lie inside their area, are aligned and do not overlap, and words of different groups are
-//!   in different cache lines (`words!`).
+//!   [`cache`], [`inflight`], [`nvme`] and [`nvme_state`]. They lie inside their area, are aligned and do not overlap, and words of
+//!   different groups are in different cache lines (`words!`).
 //!
 //! `tests/claims.rs` checks that no structure and no offset is left out. Nothing checks that code accesses a word with the type
 //! that its `words!` names, or that nobody but its writer writes it.
@@ -41,7 +41,9 @@ pub mod dax;
 pub mod farm;
 pub mod inflight;
 pub mod name;
+pub mod nvme;
 pub mod nvme_attach;
+pub mod nvme_state;
 pub mod relay;
 pub mod ring;
 pub mod segment;
