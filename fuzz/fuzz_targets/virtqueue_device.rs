@@ -2,8 +2,9 @@
 #![no_main]
 
 use ginnel_fuzz::WordsInput;
+use ginnel_guest_memory::GuestMemory;
 use ginnel_shmem::{Mapping, SharedMemory};
-use ginnel_virtqueue::{Chain, DeviceQueue, GuestMemory};
+use ginnel_virtqueue::{Chain, DeviceQueue};
 use kit::models::virtqueue::rig::Rig;
 
 /// Serves all requests that are there, reads and writes everything that they ask for, and completes all but the last.

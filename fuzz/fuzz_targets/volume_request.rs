@@ -4,11 +4,10 @@
 //! outside of a disk or change a protected disk, and only the memory that the guest gave for writing may be written.
 #![no_main]
 
+use ginnel_guest_memory::{Area, GuestMemory, Region};
 use ginnel_layout::virtio_scsi::FIRST_COMMAND_QUEUE;
 use ginnel_shmem::{Mapping, SharedMemory};
-use ginnel_virtqueue::{
-    Area, Chain, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, Kind, Region, Segment, Setup,
-};
+use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, DriverSetup, Kind, Segment, Setup};
 use ginnel_volume::backend::{Backend, Op, Stores};
 use ginnel_volume::device::blk::Blk;
 use ginnel_volume::device::scsi::Scsi;

@@ -1,7 +1,23 @@
 //! The guest's memory: the mapping of guest addresses to this process's memory.
 
-use crate::error::{Corrupt, MemoryError};
+use crate::Area;
 use ginnel_shmem::{SharedMemory, SharedSlice};
+use thiserror::Error;
+
+/// The regions of the guest's memory are invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// Two regions overlap, in the guest's or in the front end's address space.
+    #[error("memory regions overlap at {0:#x}")]
+    Overlap(u64),
+    /// A region extends beyond the end of the address space.
+    #[error("the memory region at {0:#x} extends beyond the end of the address space")]
+    TooLong(u64),
+    /// There are more regions than can be numbered.
+    #[error("{0} memory regions: at most 65535 are possible")]
+    TooMany(usize),
+}
 
 /// A contiguous region of the guest's memory.
 #[derive(Clone)]
@@ -13,68 +29,6 @@ pub struct Region<M> {
     pub user: u64,
     /// The bytes of the region, all of them.
     pub memory: M,
-}
-
-/// A part of a region that contains an area of a ring.
-#[derive(Clone)]
-pub struct Area<M> {
-    /// The bytes of the region.
-    pub memory: M,
-    /// Offset of the area in the region.
-    pub at: usize,
-    /// Bytes of the area. Bytes beyond the needed ones are ignored.
-    pub len: usize,
-    /// Guest physical address of the area (for the log of dirty pages, and for messages).
-    pub guest: u64,
-}
-
-/// Access to the words of an area, by their offset in it. As in [`SharedMemory`], an offset that is outside or misaligned
-/// panics; the queues check sizes and alignment when they are made, and mask or check every index.
-impl<M: SharedMemory> Area<M> {
-    #[inline]
-    pub(crate) fn prefetch(&self, offset: usize) {
-        self.memory.prefetch(self.at + offset);
-    }
-    #[inline]
-    pub(crate) fn load_relaxed_u16(&self, offset: usize) -> u16 {
-        self.memory.load_relaxed_u16(self.at + offset)
-    }
-    #[inline]
-    pub(crate) fn load_acquire_u16(&self, offset: usize) -> u16 {
-        self.memory.load_acquire_u16(self.at + offset)
-    }
-    #[inline]
-    pub(crate) fn store_relaxed_u16(&self, offset: usize, value: u16) {
-        self.memory.store_relaxed_u16(self.at + offset, value);
-    }
-    #[inline]
-    pub(crate) fn store_release_u16(&self, offset: usize, value: u16) {
-        self.memory.store_release_u16(self.at + offset, value);
-    }
-    #[inline]
-    pub(crate) fn load_relaxed_u32(&self, offset: usize) -> u32 {
-        self.memory.load_relaxed_u32(self.at + offset)
-    }
-    #[inline]
-    pub(crate) fn store_relaxed_u32(&self, offset: usize, value: u32) {
-        self.memory.store_relaxed_u32(self.at + offset, value);
-    }
-    #[inline]
-    pub(crate) fn load_relaxed_u64(&self, offset: usize) -> u64 {
-        self.memory.load_relaxed_u64(self.at + offset)
-    }
-    #[inline]
-    pub(crate) fn load_acquire_u64(&self, offset: usize) -> u64 {
-        self.memory.load_acquire_u64(self.at + offset)
-    }
-    #[inline]
-    pub(crate) fn store_relaxed_u64(&self, offset: usize, value: u64) {
-        self.memory.store_relaxed_u64(self.at + offset, value);
-    }
-    #[inline]
-    pub(crate) fn store_release_u64(&self, offset: usize, value: u64) {
-        self.memory.store_release_u64(self.at + offset, value);
-    }
 }
 
 /// A contiguous piece of a request's memory, in one region. It is meaningful only for the [`GuestMemory`] that found it.
@@ -155,7 +109,7 @@ impl<M: SharedMemory> GuestMemory<M> {
     /// Returns the `len` bytes at a guest address. `None` if this region does not have them all. The region of the last
     /// buffer usually has them.
     #[inline]
-    pub(crate) fn whole(&self, address: u64, len: u32, region: u16) -> Option<Buffer> {
+    pub fn whole(&self, address: u64, len: u32, region: u16) -> Option<Buffer> {
         let found = self.regions.get(usize::from(region))?;
         let at = address.wrapping_sub(found.guest);
         let bytes = found.memory.len() as u64;
@@ -165,14 +119,14 @@ impl<M: SharedMemory> GuestMemory<M> {
 
     /// Prefetches the cache line at a guest address, if the address is in this region.
     #[inline]
-    pub(crate) fn prefetch(&self, address: u64, region: u16) {
+    pub fn prefetch(&self, address: u64, region: u16) {
         if let Some(Buffer { at, .. }) = self.whole(address, 1, region) {
             self.regions[usize::from(region)].memory.prefetch(at);
         }
     }
 
     /// Returns the first piece of `len` bytes at a guest address. It has fewer bytes if a region ends within them.
-    pub(crate) fn piece(&self, address: u64, len: u32) -> Option<Buffer> {
+    pub fn piece(&self, address: u64, len: u32) -> Option<Buffer> {
         let region = self.regions.partition_point(|region| region.guest <= address).checked_sub(1)?;
         let at = address - self.regions[region].guest;
         let room = (self.regions[region].memory.len() as u64).saturating_sub(at);
@@ -226,22 +180,31 @@ impl<M: SharedMemory> GuestMemory<M> {
         len - left
     }
 
-    /// Copies out a descriptor at a guest address, which is usually in `region`.
+    /// Copies out the bytes at a guest address, which usually are in `region` and may be in several. Returns whether the guest
+    /// has them all; otherwise, the content of `into` is undefined.
     #[inline]
-    pub(crate) fn load(&self, address: u64, region: u16, into: &mut [u8; 16]) -> Result<(), Corrupt> {
-        if let Some(Buffer { at, .. }) = self.whole(address, 16, region) {
+    #[must_use = "if it returns false, nothing useful was copied"]
+    pub fn copy_out(&self, address: u64, region: u16, into: &mut [u8]) -> bool {
+        if let Some(Buffer { at, .. }) =
+            u32::try_from(into.len()).ok().and_then(|len| self.whole(address, len, region))
+        {
             self.regions[usize::from(region)].memory.read(at, into);
-            return Ok(());
+            return true;
         }
+        self.copy_out_slowly(address, into)
+    }
+
+    #[cold]
+    fn copy_out_slowly(&self, address: u64, into: &mut [u8]) -> bool {
         let mut done = 0;
-        while done < 16 {
-            let piece = self.piece(address.wrapping_add(done as u64), 16 - done as u32);
-            let piece = piece.ok_or(Corrupt::Outside { address, len: 16 })?;
+        while done < into.len() {
+            let left = u32::try_from(into.len() - done).unwrap_or(u32::MAX);
+            let Some(piece) = self.piece(address.wrapping_add(done as u64), left) else { return false };
             let end = done + piece.len as usize;
             self.regions[usize::from(piece.region)].memory.read(piece.at, &mut into[done..end]);
             done = end;
         }
-        Ok(())
+        true
     }
 }
 
@@ -264,7 +227,6 @@ fn apart<M: SharedMemory>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chain::Chain;
     use ginnel_shmem::Mapping;
 
     fn memory(regions: &[(u64, u64, usize)]) -> Result<GuestMemory<Mapping>, MemoryError> {
@@ -273,41 +235,19 @@ mod tests {
         GuestMemory::new(regions.iter().map(region).collect())
     }
 
-    fn find(
-        memory: &GuestMemory<Mapping>,
-        address: u64,
-        len: u32,
-    ) -> Result<Vec<(u16, usize, u32)>, Corrupt> {
-        let mut chain = Chain::new();
-        // The result does not depend on where the previous buffer was.
-        for before in [0x1000, 0x4000, 0x9000] {
-            chain.clear();
-            chain.add(memory, before, 1, true, 99)?;
-            chain.add(memory, address, len, true, 99)?;
-        }
-        Ok(chain.writable()[1..].iter().map(|b| (b.region, b.at, b.len)).collect())
-    }
-
     #[test]
-    fn a_buffer_may_span_regions_that_meet() {
-        let m = memory(&[(0x4000, 0x90000, 0x1000), (0x1000, 0x80000, 0x3000), (0x9000, 0x10000, 0x1000)])
-            .unwrap();
-        assert_eq!(find(&m, 0x1000, 0x3000), Ok(vec![(0, 0, 0x3000)]));
-        assert_eq!(find(&m, 0x3ff0, 0x20), Ok(vec![(0, 0x2ff0, 0x10), (1, 0, 0x10)]));
-        assert_eq!(find(&m, 0x9008, 8), Ok(vec![(2, 8, 8)]));
-        for (address, len) in [
-            (0, 1),
-            (0xfff, 2),
-            (0x4fff, 2),
-            (0x5000, 1),
-            (0x8fff, 2),
-            (0x9fff, 2),
-            (0xa000, 1),
-            (u64::MAX, 1),
-            (u64::MAX - 3, 8),
-            (0x1000, u32::MAX - 1),
-        ] {
-            assert_eq!(find(&m, address, len), Err(Corrupt::Outside { address, len }));
+    fn bytes_are_copied_out_of_one_region_or_of_several() {
+        let m = memory(&[(0x1000, 0, 0x1000), (0x2000, 0x2000, 0x1000)]).unwrap();
+        let buffers = [Buffer { region: 0, at: 0xffc, len: 4 }, Buffer { region: 1, at: 0, len: 4 }];
+        assert_eq!(m.write(&buffers, 0, b"abcdefgh"), 8);
+        for region in [0, 1, 2, u16::MAX] {
+            let mut bytes = [0; 8];
+            assert!(m.copy_out(0x1ffc, region, &mut bytes) && &bytes == b"abcdefgh", "region {region}");
+            assert!(m.copy_out(0x2000, region, &mut bytes[..4]) && &bytes[..4] == b"efgh");
+            assert!(m.copy_out(0x2000, region, &mut []));
+            for outside in [0, 0xfff, 0x2ff9, 0x3000, u64::MAX, u64::MAX - 3] {
+                assert!(!m.copy_out(outside, region, &mut bytes), "{outside:#x}");
+            }
         }
     }
 
@@ -350,8 +290,5 @@ mod tests {
         assert_eq!(m.read(&buffers, 8, &mut back[..1]), 1);
         assert_eq!(back[0], b'h');
         assert_eq!(m.read(&buffers, 10, &mut back), 0);
-        let mut bytes = [9; 16];
-        m.load(0xffe, 0, &mut bytes).unwrap();
-        assert_eq!(&bytes[..8], b"abcdefg\0", "over a border");
     }
 }

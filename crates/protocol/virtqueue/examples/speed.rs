@@ -6,8 +6,9 @@
 //! of each in one thread. *round trip*: driver and device on one core each, one request at a time, both polling; beside it
 //! the floor, which is the time for a cache line there and back.
 
+use ginnel_guest_memory::GuestMemory;
 use ginnel_shmem::{Mapping, SharedMemory};
-use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, Kind, Segment};
+use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, Kind, Segment};
 use kit::models::virtqueue::rig::Rig;
 use std::hint::{black_box, spin_loop};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! The memory of a request, as its descriptors describe it.
 
 use crate::error::Corrupt;
-use crate::memory::{Buffer, GuestMemory};
+use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, PackedDescriptor};
 use ginnel_shmem::SharedMemory;
 
@@ -186,7 +186,9 @@ impl Chain {
     #[inline]
     fn load<M: SharedMemory>(&self, memory: &GuestMemory<M>, address: u64) -> Result<[u64; 2], Corrupt> {
         let mut bytes = [0; DESCRIPTOR];
-        memory.load(address, self.hint, &mut bytes)?;
+        if !memory.copy_out(address, self.hint, &mut bytes) {
+            return Err(Corrupt::Outside { address, len: 16 });
+        }
         let word = u128::from_le_bytes(bytes);
         Ok([word as u64, (word >> 64) as u64])
     }
@@ -203,4 +205,55 @@ fn table_size(len: u32) -> Result<u32, Corrupt> {
 fn entry(table: u64, index: u32) -> Result<u64, Corrupt> {
     let outside = Corrupt::Outside { address: table, len: DESCRIPTOR as u32 };
     table.checked_add(u64::from(index) * DESCRIPTOR as u64).ok_or(outside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ginnel_guest_memory::{MemoryError, Region};
+    use ginnel_shmem::Mapping;
+
+    fn memory(regions: &[(u64, u64, usize)]) -> Result<GuestMemory<Mapping>, MemoryError> {
+        let region =
+            |&(guest, user, len): &_| Region { guest, user, memory: Mapping::anonymous(len).unwrap() };
+        GuestMemory::new(regions.iter().map(region).collect())
+    }
+
+    fn find(
+        memory: &GuestMemory<Mapping>,
+        address: u64,
+        len: u32,
+    ) -> Result<Vec<(u16, usize, u32)>, Corrupt> {
+        let mut chain = Chain::new();
+        // The result does not depend on where the previous buffer was.
+        for before in [0x1000, 0x4000, 0x9000] {
+            chain.clear();
+            chain.add(memory, before, 1, true, 99)?;
+            chain.add(memory, address, len, true, 99)?;
+        }
+        Ok(chain.writable()[1..].iter().map(|b| (b.region, b.at, b.len)).collect())
+    }
+
+    #[test]
+    fn a_buffer_may_span_regions_that_meet() {
+        let m = memory(&[(0x4000, 0x90000, 0x1000), (0x1000, 0x80000, 0x3000), (0x9000, 0x10000, 0x1000)])
+            .unwrap();
+        assert_eq!(find(&m, 0x1000, 0x3000), Ok(vec![(0, 0, 0x3000)]));
+        assert_eq!(find(&m, 0x3ff0, 0x20), Ok(vec![(0, 0x2ff0, 0x10), (1, 0, 0x10)]));
+        assert_eq!(find(&m, 0x9008, 8), Ok(vec![(2, 8, 8)]));
+        for (address, len) in [
+            (0, 1),
+            (0xfff, 2),
+            (0x4fff, 2),
+            (0x5000, 1),
+            (0x8fff, 2),
+            (0x9fff, 2),
+            (0xa000, 1),
+            (u64::MAX, 1),
+            (u64::MAX - 3, 8),
+            (0x1000, u32::MAX - 1),
+        ] {
+            assert_eq!(find(&m, address, len), Err(Corrupt::Outside { address, len }));
+        }
+    }
 }

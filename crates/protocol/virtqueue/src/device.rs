@@ -4,9 +4,9 @@ use crate::chain::Chain;
 use crate::error::{Corrupt, SetupError};
 use crate::inflight::InflightQueue;
 use crate::log::DirtyLog;
-use crate::memory::{Area, GuestMemory};
 use crate::ring::{Ring, each};
 use crate::{Kind, packed, split};
+use ginnel_guest_memory::{Area, GuestMemory};
 use ginnel_layout::virtio::MAX_SIZE;
 use ginnel_shmem::SharedMemory;
 

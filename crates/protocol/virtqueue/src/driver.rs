@@ -1,9 +1,9 @@
 //! The driver's side of a queue of either format.
 
 use crate::error::{AddError, Corrupt, SetupError};
-use crate::memory::Area;
 use crate::ring::{Ring, each};
 use crate::{Kind, packed, split};
+use ginnel_guest_memory::Area;
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, MAX_SIZE};
 use ginnel_shmem::SharedMemory;
 

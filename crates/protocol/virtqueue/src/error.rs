@@ -122,21 +122,6 @@ pub enum SetupError {
     Inflight(&'static str),
 }
 
-/// The regions of the guest's memory are invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum MemoryError {
-    /// Two regions overlap, in the guest's or in the front end's address space.
-    #[error("memory regions overlap at {0:#x}")]
-    Overlap(u64),
-    /// A region extends beyond the end of the address space.
-    #[error("the memory region at {0:#x} extends beyond the end of the address space")]
-    TooLong(u64),
-    /// There are more regions than can be numbered.
-    #[error("{0} memory regions: at most 65535 are possible")]
-    TooMany(usize),
-}
-
 /// A driver cannot make these buffers available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]

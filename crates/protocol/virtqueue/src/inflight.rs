@@ -9,7 +9,7 @@ mod split;
 
 use crate::Kind;
 use crate::error::SetupError;
-use crate::memory::Area;
+use ginnel_guest_memory::Area;
 use ginnel_layout::inflight::{self as layout, ALIGN};
 use ginnel_shmem::SharedMemory;
 pub(crate) use packed::{Again, Packed};

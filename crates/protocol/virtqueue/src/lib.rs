@@ -13,8 +13,9 @@
 //! # The device's side
 //!
 //! ```
+//! use ginnel_guest_memory::GuestMemory;
 //! use ginnel_shmem::SharedMemory;
-//! use ginnel_virtqueue::{Chain, Corrupt, DeviceQueue, GuestMemory};
+//! use ginnel_virtqueue::{Chain, Corrupt, DeviceQueue};
 //!
 //! /// Answers all requests that are there with one byte. Returns whether the driver must be called.
 //! fn turn<M: SharedMemory>(
@@ -45,7 +46,6 @@ mod error;
 mod event;
 mod inflight;
 mod log;
-mod memory;
 mod packed;
 mod ring;
 mod split;
@@ -53,10 +53,9 @@ mod split;
 pub use chain::Chain;
 pub use device::{DeviceQueue, DeviceState, Setup, Ticket};
 pub use driver::{DriverQueue, DriverSetup, IndirectTables, Segment};
-pub use error::{AddError, Corrupt, MemoryError, SetupError};
+pub use error::{AddError, Corrupt, SetupError};
 pub use inflight::InflightQueue;
 pub use log::DirtyLog;
-pub use memory::{Area, Buffer, GuestMemory, Region};
 
 /// The two formats of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! The log of dirty pages (vhost-user specification, "Live migration"): one bit for each page of 4 KiB of the guest.
 
-use crate::memory::{Buffer, GuestMemory};
+use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_shmem::SharedMemory;
 
 /// The bitmap. Any number of queues may mark pages in it at the same time. Clones refer to the same bitmap.

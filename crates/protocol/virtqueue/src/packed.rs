@@ -6,9 +6,9 @@ mod driver;
 use crate::device::check_area;
 use crate::error::SetupError;
 use crate::event::passed;
-use crate::memory::Area;
 pub(crate) use device::Device;
 pub(crate) use driver::Driver;
+use ginnel_guest_memory::Area;
 use ginnel_layout::virtio::{DESCRIPTOR, DESCRIPTOR_ALIGN, DescriptorFlags, packed};
 use ginnel_shmem::SharedMemory;
 

@@ -7,8 +7,9 @@
 
 #![cfg(not(loom))]
 
+use ginnel_guest_memory::GuestMemory;
 use ginnel_shmem::{Mapping, SharedMemory};
-use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, InflightQueue, Kind, Segment, Ticket};
+use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, InflightQueue, Kind, Segment, Ticket};
 use kit::models::virtqueue::rig::Rig;
 use kit::mortal::Mortal;
 use kit::random::Random;

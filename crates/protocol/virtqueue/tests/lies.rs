@@ -4,12 +4,11 @@
 #![cfg(not(loom))]
 
 use Kind::{Packed, Split};
+use ginnel_guest_memory::{GuestMemory, MemoryError, Region};
 use ginnel_layout::inflight as layout;
 use ginnel_layout::virtio::{Descriptor, DescriptorFlags, PackedDescriptor, split};
 use ginnel_shmem::{Mapping, SharedMemory};
-use ginnel_virtqueue::{
-    Chain, Corrupt, DeviceQueue, GuestMemory, InflightQueue, Kind, MemoryError, Region, Segment, SetupError,
-};
+use ginnel_virtqueue::{Chain, Corrupt, DeviceQueue, InflightQueue, Kind, Segment, SetupError};
 use kit::models::virtqueue::rig::{GUEST, Rig, SEGMENTS};
 
 const NEXT: u16 = DescriptorFlags::NEXT.0;

@@ -7,11 +7,10 @@
 //! the same models must fail.
 #![cfg(loom)]
 
+use ginnel_guest_memory::{Area, GuestMemory, Region};
 use ginnel_layout::virtio::split;
 use ginnel_shmem::{LoomMemory, Order, SharedMemory};
-use ginnel_virtqueue::{
-    Area, Chain, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, Kind, Region, Segment, Setup,
-};
+use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, DriverSetup, Kind, Segment, Setup};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use std::sync::Arc;

@@ -2,8 +2,9 @@
 
 #![cfg(not(loom))]
 
+use ginnel_guest_memory::GuestMemory;
 use ginnel_shmem::{Mapping, SharedMemory};
-use ginnel_virtqueue::{AddError, Chain, DeviceQueue, DriverQueue, GuestMemory, Kind, Segment};
+use ginnel_virtqueue::{AddError, Chain, DeviceQueue, DriverQueue, Kind, Segment};
 use kit::models::virtqueue::rig::{self, Rig};
 
 const KINDS: [Kind; 2] = [Kind::Split, Kind::Packed];
@@ -82,8 +83,8 @@ fn requests_go_around_the_ring() {
 }
 
 impl Pair {
-    fn guest_buffer(&self, segment: &Segment) -> ginnel_virtqueue::Buffer {
-        ginnel_virtqueue::Buffer { region: 0, at: (segment.address - rig::GUEST) as usize, len: segment.len }
+    fn guest_buffer(&self, segment: &Segment) -> ginnel_guest_memory::Buffer {
+        ginnel_guest_memory::Buffer { region: 0, at: (segment.address - rig::GUEST) as usize, len: segment.len }
     }
 }
 

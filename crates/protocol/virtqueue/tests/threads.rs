@@ -17,10 +17,9 @@ fn main() {
 
 #[cfg(not(loom))]
 mod two_threads {
+    use ginnel_guest_memory::GuestMemory;
     use ginnel_shmem::{Mapping, SharedMemory};
-    use ginnel_virtqueue::{
-        AddError, Chain, DeviceQueue, DirtyLog, DriverQueue, GuestMemory, Kind, Segment, Ticket,
-    };
+    use ginnel_virtqueue::{AddError, Chain, DeviceQueue, DirtyLog, DriverQueue, Kind, Segment, Ticket};
     use kit::models::virtqueue::rig::{GUEST, Rig};
     use kit::random::Random;
     use kit::wait::{WATCHDOG, Watchdog};
@@ -359,7 +358,7 @@ mod two_threads {
         let device = Device::new(rig, &memory, None);
         let looks = thread::spawn(move || {
             // The buffer is all the data, so that it is not copied word by word.
-            let buffer = ginnel_virtqueue::Buffer { region: 0, at: rig.data_at(), len: 60_000 };
+            let buffer = ginnel_guest_memory::Buffer { region: 0, at: rig.data_at(), len: 60_000 };
             let mut bytes = vec![0; 60_000];
             device.guest.read(&[buffer], 0, &mut bytes);
             std::hint::black_box(bytes);

@@ -10,8 +10,8 @@ mod ram;
 pub(crate) mod uring;
 mod volatile;
 
+use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_shmem::Mapping;
-use ginnel_virtqueue::{Buffer, GuestMemory};
 use ginnel_volume_control::config::{self, BackendKind};
 pub use image::{Image, ImageError};
 use std::io;

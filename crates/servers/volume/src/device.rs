@@ -8,9 +8,10 @@ mod seed;
 
 use crate::backend::{Failure, Op};
 use crate::disk::Disk;
+use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_layout::virtio_scsi::Event;
 use ginnel_shmem::Mapping;
-use ginnel_virtqueue::{Buffer, Chain, GuestMemory};
+use ginnel_virtqueue::Chain;
 use std::sync::Arc;
 
 /// A device of one kind. All workers call its methods at the same time.

@@ -21,13 +21,14 @@ pub mod message;
 
 use crate::device::Device;
 use crate::disk::Disk;
+use ginnel_guest_memory::{Area, GuestMemory, Region};
 use ginnel_layout::vhost_user::{
     BackendRequest, ConfigHeader, InflightArea, LogArea, MAX_CONFIG, MEMORY_HEADER, MemoryRegion, Request,
     VRING_INDEX_MASK, VRING_NO_FD, VringAddress, VringState, feature as connection, protocol,
 };
 use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
 use ginnel_shmem::Mapping;
-use ginnel_virtqueue::{Area, DeviceQueue, DirtyLog, GuestMemory, InflightQueue, Kind, Region, Setup};
+use ginnel_virtqueue::{DeviceQueue, DirtyLog, InflightQueue, Kind, Setup};
 use message::{Gone, Message, tell};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::os::fd::{AsFd, OwnedFd};

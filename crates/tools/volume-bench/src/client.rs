@@ -11,12 +11,13 @@ use crate::queue::{Eventfds, HEAD, Parts, Queue, Shape, stride};
 use crate::request::{Operation, Request, Status};
 use crate::scsi;
 use crate::session::{InflightRegion, Session, Vring};
+use ginnel_guest_memory::Area;
 use ginnel_layout::vhost_user::{VringAddress, protocol};
 use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
 use ginnel_layout::virtio_blk::ID_LEN;
 use ginnel_layout::virtio_scsi::{EVENT_QUEUE, Event};
 use ginnel_shmem::{Mapping, SharedMemory as _};
-use ginnel_virtqueue::{Area, DriverQueue, DriverSetup, IndirectTables, Kind};
+use ginnel_virtqueue::{DriverQueue, DriverSetup, IndirectTables, Kind};
 use rustix::event::{EventfdFlags, eventfd};
 use std::time::{Duration, Instant};
 

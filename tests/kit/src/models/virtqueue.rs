@@ -4,10 +4,9 @@
 pub mod rig;
 
 use super::Op;
+use ginnel_guest_memory::GuestMemory;
 use ginnel_shmem::{Mapping, SharedMemory};
-use ginnel_virtqueue::{
-    AddError, Chain, DeviceQueue, DirtyLog, DriverQueue, GuestMemory, Kind, Segment, Ticket,
-};
+use ginnel_virtqueue::{AddError, Chain, DeviceQueue, DirtyLog, DriverQueue, Kind, Segment, Ticket};
 use rig::{GUEST, Rig, TABLE};
 use std::collections::VecDeque;
 

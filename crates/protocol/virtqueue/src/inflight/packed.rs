@@ -7,8 +7,8 @@
 use super::InflightQueue;
 use crate::Kind;
 use crate::error::SetupError;
-use crate::memory::Area;
 use crate::packed::Position;
+use ginnel_guest_memory::Area;
 use ginnel_layout::inflight::packed::{
     ENTRY, ENTRY_ADDRESS, ENTRY_LAST, ENTRY_NEXT, ENTRY_NUM, ENTRY_WORD, FREE_HEAD, HEADER, OLD_FREE_HEAD,
     USED,

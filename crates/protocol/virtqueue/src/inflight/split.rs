@@ -3,7 +3,7 @@
 use super::InflightQueue;
 use crate::Kind;
 use crate::error::SetupError;
-use crate::memory::Area;
+use ginnel_guest_memory::Area;
 use ginnel_layout::inflight::split::{ENTRY, ENTRY_NEXT, HEADER, LAST_BATCH_HEAD, USED_IDX};
 use ginnel_layout::inflight::{DESC_NUM, ENTRY_COUNTER, ENTRY_INFLIGHT, FEATURES, VERSION, VERSION_AT};
 use ginnel_shmem::SharedMemory;

@@ -7,7 +7,7 @@ use crate::device::{DeviceState, Setup, Ticket};
 use crate::error::{Corrupt, SetupError};
 use crate::inflight::{self, Again};
 use crate::log::DirtyLog;
-use crate::memory::GuestMemory;
+use ginnel_guest_memory::GuestMemory;
 use ginnel_layout::virtio::{DESCRIPTOR, DescriptorFlags, PackedDescriptor, packed};
 use ginnel_shmem::SharedMemory;
 

@@ -6,8 +6,8 @@ use crate::device::{DeviceState, Setup, Ticket};
 use crate::error::{Corrupt, SetupError};
 use crate::event::passed;
 use crate::log::DirtyLog;
-use crate::memory::GuestMemory;
 use crate::{Kind, inflight};
+use ginnel_guest_memory::GuestMemory;
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, split};
 use ginnel_shmem::SharedMemory;
 

@@ -1,8 +1,8 @@
 //! A disk in memory, for measurements and temporary data.
 
 use super::{Failure, ImageError, Op};
+use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_shmem::{Mapping, SharedMemory};
-use ginnel_virtqueue::{Buffer, GuestMemory};
 
 /// Allocates the memory of a disk. It contains zeros.
 pub(super) fn new(bytes: u64) -> Result<Mapping, ImageError> {

@@ -13,8 +13,8 @@
 //! afterwards.
 
 use super::{Failure, Image, Op};
+use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_shmem::Mapping;
-use ginnel_virtqueue::{Buffer, GuestMemory};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;

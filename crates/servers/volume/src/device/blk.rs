@@ -3,11 +3,12 @@
 use super::{Begin, Device, Request, part};
 use crate::backend::{Failure, Op};
 use crate::disk::Disk;
+use ginnel_guest_memory::GuestMemory;
 use ginnel_layout::virtio_blk::{
     Config, ID_LEN, RangeSegment, RequestHeader, RequestKind, SECTOR, Status, feature,
 };
 use ginnel_shmem::Mapping;
-use ginnel_virtqueue::{Chain, GuestMemory};
+use ginnel_virtqueue::Chain;
 use std::mem::offset_of;
 use std::sync::Arc;
 use zerocopy::IntoBytes;

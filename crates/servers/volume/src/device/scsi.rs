@@ -8,13 +8,14 @@ use super::{Begin, Device, Request, part};
 use crate::backend::{Failure, Op};
 use crate::disk::Disk;
 use command::{MAX_LIST, Plan, Unit};
+use ginnel_guest_memory::GuestMemory;
 use ginnel_layout::virtio_scsi::{
     Address, CDB_LEN, CONTROL_QUEUE, CommandHeader, CommandResponse, Config, ControlKind, EVENT_QUEUE, Event,
     FIRST_COMMAND_QUEUE, Notification, NotificationResponse, Response, SENSE_LEN, TaskFunction,
     TaskManagement, feature,
 };
 use ginnel_shmem::Mapping;
-use ginnel_virtqueue::{Chain, GuestMemory};
+use ginnel_virtqueue::Chain;
 pub use sense::Sense;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -360,8 +361,9 @@ fn refusal(why: Response) -> CommandResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ginnel_guest_memory::{Area, Region};
     use ginnel_shmem::SharedMemory;
-    use ginnel_virtqueue::{Area, DeviceQueue, DriverQueue, DriverSetup, Kind, Region, Segment, Setup};
+    use ginnel_virtqueue::{DeviceQueue, DriverQueue, DriverSetup, Kind, Segment, Setup};
 
     const GUEST: u64 = 0x10_0000;
     /// Offsets of the header, the data to write, the response and the data to read.

@@ -1,8 +1,9 @@
 //! The guest's memory, as a front end shares it.
 
+use ginnel_guest_memory::Region;
 use ginnel_layout::vhost_user::{InflightArea, LogArea, MemoryRegion};
 use ginnel_shmem::{Mapping, Protection};
-use ginnel_virtqueue::{DirtyLog, Region};
+use ginnel_virtqueue::DirtyLog;
 use rustix::fs::{FileType, fstat, fstatfs};
 use std::os::fd::OwnedFd;
 

@@ -2,14 +2,14 @@
 #![allow(dead_code)] // Each test program uses only a part of this module.
 
 use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
+use ginnel_guest_memory::{Area, GuestMemory, Region};
 use ginnel_layout::vhost_user::{
     Header, InflightArea, MemoryRegion, Request, VringAddress, VringState, feature, protocol,
 };
 use ginnel_layout::virtio::feature as virtio;
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use ginnel_virtqueue::{
-    Area, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, IndirectTables, InflightQueue, Kind, Region,
-    Segment, Setup,
+    DeviceQueue, DriverQueue, DriverSetup, IndirectTables, InflightQueue, Kind, Segment, Setup,
 };
 use kit::wait::WATCHDOG;
 use rustix::event::{EventfdFlags, eventfd};

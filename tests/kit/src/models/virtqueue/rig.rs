@@ -1,10 +1,8 @@
 //! A queue in a small guest of its own: the position of its areas, and both sides.
 
+use ginnel_guest_memory::{Area, GuestMemory, Region};
 use ginnel_shmem::{Mapping, SharedMemory};
-use ginnel_virtqueue::{
-    Area, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, IndirectTables, InflightQueue, Kind, Region,
-    Setup,
-};
+use ginnel_virtqueue::{DeviceQueue, DriverQueue, DriverSetup, IndirectTables, InflightQueue, Kind, Setup};
 
 /// Start of the guest's memory, in guest addresses.
 pub const GUEST: u64 = 0x10_0000;

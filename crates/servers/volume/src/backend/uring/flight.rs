@@ -3,8 +3,8 @@
 
 use super::ring::discard;
 use crate::backend::{Failure, Image, Op};
+use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_shmem::{Mapping, SharedSlice};
-use ginnel_virtqueue::{Buffer, GuestMemory};
 use io_uring::{opcode, squeue, types};
 use std::io;
 use tracing::warn;

@@ -1,7 +1,7 @@
 //! Guest memory that the kernel has pinned (registered buffers), so that it need not look up pages for each request.
 
+use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_shmem::{Mapping, SharedSlice};
-use ginnel_virtqueue::{Buffer, GuestMemory};
 use std::sync::Arc;
 
 /// The largest size of one buffer for the kernel, in bytes.
@@ -51,7 +51,7 @@ impl Pinned {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ginnel_virtqueue::Region;
+    use ginnel_guest_memory::Region;
 
     #[test]
     fn buffers_are_numbered_through_all_regions() {

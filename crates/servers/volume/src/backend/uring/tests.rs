@@ -1,5 +1,5 @@
 use super::*;
-use ginnel_virtqueue::Region;
+use ginnel_guest_memory::Region;
 use ginnel_volume_control::config::{BackendKind, Direct, Disk, Lock, OnError};
 use kit::wait::wait_until;
 
