@@ -45,7 +45,7 @@ fn an_engine_attaches() {
     ] {
         assert_eq!(holder.send(message).unwrap(), Sent::Yes);
     }
-    let mut next = || engine.receive(true).unwrap().unwrap();
+    let next = || engine.receive(true).unwrap().unwrap();
     assert!(matches!(next(), FromHolder::Welcome { terms: TERMS, .. }));
     assert!(matches!(next(), FromHolder::Map { range: RANGE, .. }));
     assert!(matches!(next(), FromHolder::Vector { number: 2, eventfd: Some(_) }));
