@@ -13,7 +13,8 @@ use ginnel_volume::device::scsi::Scsi;
 use ginnel_volume::device::{Begin, Device, Request};
 use ginnel_volume::disk::Disk;
 use ginnel_volume::session::message::{Connection, Gone};
-use ginnel_volume::session::{Limits, Outcome, Queues, Session, Start};
+use ginnel_volume::session::{Limits, Outcome, Queues, Session};
+use ginnel_volume::worker::{Requests, Start};
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
@@ -187,10 +188,10 @@ impl Workers {
 
     fn run(&mut self, index: usize) {
         let Some(Some(start)) = self.running.get_mut(index) else { return };
+        let Start { memory, index, requests: Requests::Virtqueue(queue), .. } = start;
         for _ in 0..BATCH {
             // A broken ring is not used any further.
-            let Ok(Some(ticket)) = start.queue.pop(&start.memory, &mut self.chain) else { break };
-            let Start { memory, index, .. } = &*start;
+            let Ok(Some(ticket)) = queue.ring.pop(memory, &mut self.chain) else { break };
             let written = match self.device.begin(*index, memory, &self.chain, &mut self.request) {
                 Begin::Done(written) => written,
                 Begin::Barrier => self.device.finish(memory, &self.request, Ok(())),
@@ -200,14 +201,14 @@ impl Workers {
                     self.device.finish(memory, &self.request, result)
                 }
             };
-            if let Some(log) = &start.log {
+            if let Some(log) = &queue.log {
                 log.mark_buffers(memory, self.chain.writable(), written.into());
             }
-            start.queue.push(ticket, written);
+            queue.ring.push(ticket, written);
         }
-        let _ = start.queue.publish();
-        let _ = start.queue.arm();
-        start.queue.disarm();
+        let _ = queue.ring.publish();
+        let _ = queue.ring.arm();
+        queue.ring.disarm();
     }
 }
 
@@ -237,14 +238,15 @@ impl Queues for Workers {
         if !suspend {
             self.run(index.into());
         }
-        let mut start = self.running[usize::from(index)].take().expect("it runs");
+        let Start { memory, requests: Requests::Virtqueue(mut queue), .. } =
+            self.running[usize::from(index)].take().expect("it runs");
         if suspend {
             // Some requests are in flight and stay so: the next user of the queue finds them in the region.
             for _ in 0..BATCH / 2 {
-                let Ok(Some(_)) = start.queue.pop(&start.memory, &mut self.chain) else { break };
+                let Ok(Some(_)) = queue.ring.pop(&memory, &mut self.chain) else { break };
             }
         }
-        Ok(start.queue.base())
+        Ok(queue.ring.base())
     }
 
     fn set_call(&mut self, index: u16, call: Option<Arc<OwnedFd>>) {

@@ -59,11 +59,11 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// The first result of a request.
+/// The first result of a request. `A` is the answer's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begin {
-    /// The request was answered; this many bytes of the chain's writable memory were written.
-    Done(u32),
+pub enum Begin<A = u32> {
+    /// The request has ended. Virtio: this many bytes of the chain's writable memory were written.
+    Done(A),
     /// The operation to execute with the request's data.
     Do {
         /// Index of the disk.

@@ -3,7 +3,8 @@
 //! ```text
 //!  server    accepts front ends, one at a time; handles signals and the requests of the control socket
 //!  session   one front end: turns vhost-user messages into memory, queues and features
-//!  worker    one thread with its queues, its io_uring and its counters; its data path takes no lock
+//!  worker    one thread with its queues, its io_uring and its counters; its data path takes no lock, and is made once
+//!            for each kind of queues
 //!  device    turns the bytes of a request into an operation on a backend, and the result into bytes (blk, scsi)
 //!  backend   stores the data: in a file or block device, in memory, or nowhere
 //!  ownership locks the images while the VM runs here

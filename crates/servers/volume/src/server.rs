@@ -14,9 +14,9 @@ use crate::disk::Disk;
 use crate::limit::Limiter;
 use crate::ownership::Ownership;
 use crate::session::message::{Connection, Gone};
-use crate::session::{Limits, Outcome, Queues, Session, Start};
+use crate::session::{Limits, Outcome, Queues, Session};
 use crate::stats::Counters;
-use crate::worker::{Event, Events, Handle, Order, Peers, Plan};
+use crate::worker::{Event, Events, Handle, Order, Peers, Plan, Start, Target};
 use ginnel_volume_control::Limits as RateLimits;
 use ginnel_volume_control::config::{Config, Device as DeviceKind, OnError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -158,7 +158,7 @@ impl Server {
             .map(|(number, stores)| {
                 let plan = Plan {
                     number,
-                    device: device.clone(),
+                    target: Target::Virtio(device.clone()),
                     stores,
                     wait: config.wait,
                     budget: config.poll_for,

@@ -21,6 +21,7 @@ pub mod message;
 
 use crate::device::Device;
 use crate::disk::Disk;
+use crate::worker::{Requests, Start, Virtqueue};
 use ginnel_guest_memory::{Area, GuestMemory, Region};
 use ginnel_layout::vhost_user::{
     BackendRequest, ConfigHeader, InflightArea, LogArea, MAX_CONFIG, MEMORY_HEADER, MemoryRegion, Request,
@@ -46,26 +47,6 @@ const PIECES: u16 = 16;
 
 /// The base that the specification gives a new packed queue: both wrap counters are set.
 const PACKED_BASE: u32 = 0x8000_8000;
-
-/// A queue that is ready to be served.
-pub struct Start {
-    /// Number of the queue in the device.
-    pub index: u16,
-    /// The virtqueue, seen from the device's side.
-    pub queue: DeviceQueue<Mapping>,
-    /// The guest's memory, in which the buffers of requests lie.
-    pub memory: Arc<GuestMemory<Mapping>>,
-    /// The front end writes to it when the queue has new requests. `None` means that the queue must be polled.
-    pub kick: Option<Arc<OwnedFd>>,
-    /// The worker writes to it when a request is complete.
-    pub call: Option<Arc<OwnedFd>>,
-    /// The worker writes to it when the queue is broken.
-    pub error: Option<Arc<OwnedFd>>,
-    /// The log in which written pages are marked.
-    pub log: Option<DirtyLog<Mapping>>,
-    /// Whether notifications are suppressed by index (`VIRTIO_F_EVENT_IDX`).
-    pub event_idx: bool,
-}
 
 /// The session's interface to the workers that serve the queues.
 pub trait Queues {
@@ -512,13 +493,11 @@ impl Session {
         }
         let start = Start {
             index: index as u16,
-            queue,
             memory,
-            kick,
+            kicks: kick.into_iter().collect(),
             call: ring.call.clone(),
             error: ring.error.clone(),
-            log,
-            event_idx,
+            requests: Requests::Virtqueue(Virtqueue { ring: queue, log, event_idx }),
         };
         queues.start(start).map_err(Gone::Refused)?;
         self.vm_left = false;

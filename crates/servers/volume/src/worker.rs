@@ -14,15 +14,15 @@ mod mailbox;
 mod queue;
 mod sleep;
 mod slots;
+mod source;
 
 use crate::backend::{Failure, Op, Stores};
-use crate::device::{Begin, Device};
+use crate::device::Begin;
 use crate::disk::Disk;
 use crate::limit::{Limiter, NotBefore};
 use crate::stats::{Counters, Kind, ThreadCounters};
 pub use barrier::Barrier;
 use barrier::Barriers;
-use ginnel_virtqueue::Chain;
 use ginnel_volume_control::config::Wait;
 use hold::OnHold;
 use mailbox::Inbox;
@@ -30,6 +30,8 @@ pub use mailbox::{Event, Events, Handle, Order, Peers};
 use queue::{Queue, State};
 use sleep::Sleep;
 use slots::Slots;
+use source::Source;
+pub use source::{Requests, Start, Target, Virtqueue};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -56,7 +58,7 @@ pub struct Plan {
     /// The worker's number.
     pub number: usize,
     /// The device whose requests it serves.
-    pub device: Arc<dyn Device>,
+    pub target: Target,
     /// The way to the disks. The worker enables it.
     pub stores: Stores,
     /// How it waits for requests.
@@ -76,16 +78,16 @@ pub struct Plan {
 }
 
 /// A worker, on its own thread.
-pub(crate) struct Worker {
-    device: Arc<dyn Device>,
+struct Worker<S: Source> {
+    device: S::Device,
     disks: Vec<Arc<Disk>>,
     // Dropped before the queues, because the kernel may still use the queues' memory.
     stores: Stores,
-    queues: Vec<Queue>,
+    queues: Vec<Queue<S>>,
     /// The queue from which a request is taken next when there are limits.
     next: usize,
-    slots: Slots,
-    chain: Chain,
+    slots: Slots<S>,
+    found: S::Found,
     /// Bytes copied so far of the current [`COPY_LIMIT`].
     copied: u64,
     inbox: Inbox,
@@ -118,21 +120,22 @@ struct Complaint {
     since: u64,
 }
 
-impl Worker {
-    fn new(plan: Plan, inbox: Inbox) -> io::Result<Self> {
+impl<S: Source> Worker<S> {
+    /// `device` is that of `plan`.
+    fn new(device: S::Device, plan: Plan, inbox: Inbox) -> io::Result<Self> {
         plan.stores.enable()?;
         let sleep = Sleep::new(inbox.fd(), plan.stores.fd())?;
-        let disks = plan.device.disks();
+        let disks = S::disks(&device);
         Ok(Self {
             complaints: vec![Complaint::default(); disks.len()],
             holds: disks.iter().map(|disk| disk.holds_errors).collect(),
-            device: plan.device,
+            device,
             disks,
             stores: plan.stores,
             queues: Vec::new(),
             next: 0,
             slots: Slots::default(),
-            chain: Chain::new(),
+            found: S::Found::default(),
             copied: 0,
             inbox,
             sleep,
@@ -273,13 +276,13 @@ impl Worker {
                 continue;
             }
             if !queue.takes() {
-                return taken > 0 || queue.tell_missed(&mut self.chain);
+                return taken > 0 || queue.tell_missed(&mut self.found);
             }
-            let ticket = match queue.ring.pop(&queue.memory, &mut self.chain) {
+            let ticket = match queue.source.take(&queue.memory, &mut self.found) {
                 Ok(Some(ticket)) => ticket,
                 Ok(None) => return taken > 0,
-                Err(corrupt) => {
-                    queue.broken(&corrupt.to_string());
+                Err(why) => {
+                    queue.broken(&why.to_string());
                     return true;
                 }
             };
@@ -289,13 +292,11 @@ impl Worker {
             queue.counters.taken.add(1);
             let slot = self.slots.free();
             let entry = self.slots.at(slot);
-            match self.device.begin(queue.index, &queue.memory, &self.chain, &mut entry.request) {
-                Begin::Done(written) => {
-                    if let Some(log) = &queue.log {
-                        log.mark_buffers(&queue.memory, self.chain.writable(), u64::MAX);
-                    }
+            let (source, request) = (&queue.source, &mut entry.request);
+            match source.begin(&self.device, queue.index, &queue.memory, &self.found, request) {
+                Begin::Done(answer) => {
                     queue.counters.done(Kind::Other, 0, self.epoch.elapsed().as_nanos() as u64 - now, true);
-                    queue.give_back(ticket, written);
+                    queue.give_back(ticket, answer);
                 }
                 Begin::Do { disk, op } => {
                     entry.begin(ticket, at, queue.serial, disk, op, now);
@@ -368,7 +369,7 @@ impl Worker {
         entry.begun = true;
         let (disk, op) = (entry.disk, entry.op);
         let bytes = op.span().unwrap_or(entry.bytes());
-        if let Some(result) = self.stores.start(slot, disk, op, &entry.request.data, &queue.memory) {
+        if let Some(result) = self.stores.start(slot, disk, op, S::data(&entry.request), &queue.memory) {
             self.copied = self.copied.saturating_add(bytes);
             // The driver sees it at the end of the turn together with all others, so it is also answered then.
             self.slots.done.push((slot, result));
@@ -431,16 +432,10 @@ impl Worker {
         if zeros > counted {
             queue.limit.owe(now, 0, zeros - counted);
         }
-        let written = self.device.finish(&queue.memory, &entry.request, result);
-        if let Some(log) = &queue.log {
-            if kind(op) == Kind::Read {
-                log.mark_buffers(&queue.memory, &entry.request.data, u64::MAX);
-            }
-            log.mark_buffers(&queue.memory, &entry.request.reply, u64::MAX);
-        }
+        let answer = queue.source.finish(&self.device, &queue.memory, &entry.request, op, result);
         queue.counters.done(kind(op), bytes, now.saturating_sub(began), result.is_ok());
         queue.slots -= 1;
-        queue.give_back(ticket, written);
+        queue.give_back(ticket, answer);
         self.slots.release(slot);
     }
 
@@ -494,22 +489,7 @@ impl Worker {
     fn execute_orders(&mut self) {
         while let Some(order) = self.inbox.next() {
             match order {
-                Order::Start(start) => {
-                    let counters = self.counters.queues.get(usize::from(start.index)).cloned();
-                    let counters = counters.unwrap_or_default();
-                    counters.thread.set(self.number as u64);
-                    self.slots.reserve(usize::from(start.queue.state().size));
-                    if self.pins {
-                        self.stores.pin(Some(&start.memory));
-                    }
-                    let mut queue =
-                        Queue::new(*start, counters, self.limiter.clone(), self.device.event_queue());
-                    queue.missed = queue.is_event && std::mem::take(&mut self.missed);
-                    if let Err(error) = self.sleep.watch(&queue) {
-                        queue.broken(&format!("its kick descriptor cannot be polled: {error}"));
-                    }
-                    self.queues.push(queue);
-                }
+                Order::Start(start) => self.start(*start),
                 Order::Stop { index, suspend, answer } => {
                     // If there is no such queue, the dropped channel tells the caller that nobody answers.
                     if let Some(at) = self.queues.iter().position(|q| q.index == index) {
@@ -522,7 +502,7 @@ impl Worker {
                     }
                 }
                 Order::Tell { index, event } => match self.queues.iter_mut().find(|q| q.index == index) {
-                    Some(queue) => _ = queue.tell(event, &mut self.chain),
+                    Some(queue) => _ = queue.tell(event, &mut self.found),
                     None => self.missed = true,
                 },
                 Order::Wake => {}
@@ -534,8 +514,8 @@ impl Worker {
                 Order::Resume { fail } => self.resume(fail),
                 Order::Dump { answer } => {
                     let now = self.now();
-                    let dump = |queue: &Queue| queue.dump(self.number, &self.slots, &self.on_hold, now);
-                    let states = self.queues.iter().map(dump).collect();
+                    let dump = |queue: &Queue<S>| queue.dump(self.number, &self.slots, &self.on_hold, now);
+                    let states = self.queues.iter().flat_map(dump).collect();
                     // The caller may have given up.
                     let _ = answer.send(states);
                 }
@@ -543,6 +523,26 @@ impl Worker {
             }
         }
         self.answer_stops();
+    }
+
+    fn start(&mut self, start: Start) {
+        let index = start.index;
+        let counters = self.counters.queues.get(usize::from(index)).cloned().unwrap_or_default();
+        counters.thread.set(self.number as u64);
+        let is_event = S::event_queue(&self.device) == Some(index);
+        let Some(mut queue) = Queue::<S>::new(start, counters, self.limiter.clone(), is_event) else {
+            // Whoever stops the queue learns that it is not here.
+            return error!("queue {index} is not of the kind that this volume serves");
+        };
+        self.slots.reserve(queue.source.size());
+        if self.pins {
+            self.stores.pin(Some(&queue.memory));
+        }
+        queue.missed = queue.is_event && std::mem::take(&mut self.missed);
+        if let Err(error) = self.sleep.watch(&queue) {
+            queue.broken(&format!("its kick descriptor cannot be polled: {error}"));
+        }
+        self.queues.push(queue);
     }
 
     /// Stops a queue: from now on none of its requests waits for other requests or for the limits.
@@ -609,7 +609,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl<S: Source> Drop for Worker<S> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             error!(

@@ -48,7 +48,8 @@ impl Queues for FakeQueues {
         if self.stuck {
             return Err("the disk does not answer".to_owned());
         }
-        Ok(self.running.swap_remove(at).queue.base())
+        let Requests::Virtqueue(queue) = self.running.swap_remove(at).requests;
+        Ok(queue.ring.base())
     }
     fn vm_left(&mut self) {
         assert!(self.running.is_empty());
@@ -277,7 +278,7 @@ fn without_protocol_features_queues_are_enabled_from_the_beginning() {
     rig.addresses(0, USER).unwrap();
     rig.say(Request::SET_VRING_KICK, &VRING_NO_FD.to_le_bytes(), vec![]).unwrap();
     assert_eq!(rig.runs(), [0]);
-    assert!(rig.queues.running[0].kick.is_none(), "to be polled");
+    assert!(rig.queues.running[0].kicks.is_empty(), "to be polled");
 }
 
 #[test]

@@ -19,6 +19,7 @@
 use super::mailbox::{Order, Peers};
 use super::queue::Queue;
 use super::slots::Slots;
+use super::source::Source;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -71,7 +72,7 @@ impl Barriers {
 
     /// Notes another worker's question: the barrier waits for all requests that are in this worker's queues now, and
     /// for all that were taken out of them.
-    pub fn ask(&mut self, queues: &mut [Queue], slots: &Slots, barrier: Arc<Barrier>) {
+    pub fn ask<S: Source>(&mut self, queues: &mut [Queue<S>], slots: &Slots<S>, barrier: Arc<Barrier>) {
         // The driver has published these requests before the waiting request. The other worker has seen the waiting
         // request before it asked, so the indices that this worker reads now are not older.
         let behind = queues.iter_mut().filter_map(|queue| Some((queue.serial, queue.must_take_all()?)));
@@ -81,7 +82,7 @@ impl Barriers {
     }
 
     /// Forgets the worker's waiting requests that were left to a successor.
-    pub fn forget(&mut self, slots: &Slots) {
+    pub fn forget<S: Source>(&mut self, slots: &Slots<S>) {
         self.own.retain(|(slot, barrier)| {
             let there = slots.is_there(*slot);
             barrier.over.fetch_or(!there, Ordering::Release);
@@ -119,7 +120,7 @@ impl Barriers {
 
     /// Checks the progress of all barriers. All ended requests must have been published, because the waiting request
     /// may be answered at once. Returns the slot of a request of this worker that no longer waits.
-    pub fn look(&mut self, queues: &[Queue], slots: &Slots, peers: &Peers) -> Option<u32> {
+    pub fn look<S: Source>(&mut self, queues: &[Queue<S>], slots: &Slots<S>, peers: &Peers) -> Option<u32> {
         let (next, oldest) = slots.span();
         self.asked.retain_mut(|asked| {
             let behind = |(serial, until): &(u64, u64)| {

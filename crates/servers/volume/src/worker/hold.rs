@@ -11,6 +11,7 @@
 
 use super::Worker;
 use super::queue::State;
+use super::source::Source;
 use crate::backend::{Failure, Op};
 use tracing::{info, warn};
 
@@ -24,7 +25,7 @@ impl Failure {
     }
 }
 
-impl Worker {
+impl<S: Source> Worker<S> {
     /// Holds a failed request, if it should be held. Returns whether it is.
     #[cold]
     pub(super) fn hold(&mut self, slot: u32, failure: Failure) -> bool {

@@ -1,8 +1,8 @@
 //! The mailboxes of workers: orders to a worker, and events from it.
 
 use super::barrier::Barrier;
+use super::source::{Source, Start, Target, Virtqueue};
 use super::{Plan, Worker};
-use crate::session::Start;
 use ginnel_layout::virtio_scsi;
 use ginnel_volume_control::QueueState;
 use rustix::event::{EventfdFlags, eventfd};
@@ -195,26 +195,9 @@ impl Handle {
             events_wake: events.wake.clone(),
         };
         let (ready, is_ready) = mpsc::sync_channel(1);
-        let number = plan.number;
-        let thread = thread::Builder::new().name(format!("volume-{number}")).spawn(move || {
-            let (events, wake) = (inbox.events.clone(), inbox.events_wake.clone());
-            let mut failed = FailureNotice { events, wake, told: false };
-            let worker = pin(cpu).and_then(|()| Worker::new(plan, inbox));
-            let mut worker = match worker {
-                Ok(worker) => {
-                    let _ = ready.send(Ok(()));
-                    worker
-                }
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                    failed.told = true;
-                    return;
-                }
-            };
-            match worker.run() {
-                Ok(()) => failed.told = true,
-                Err(error) => error!("worker {number} cannot go on: {error}"),
-            }
+        let name = format!("volume-{}", plan.number);
+        let thread = thread::Builder::new().name(name).spawn(move || match plan.target.clone() {
+            Target::Virtio(device) => work::<Virtqueue>(device, plan, cpu, inbox, &ready),
         })?;
         is_ready.recv().map_err(|_| io::Error::other("a worker has ended before it began"))??;
         Ok(Self { orders, bell, thread: Some(thread), stuck: OnceLock::new() })
@@ -281,6 +264,35 @@ impl Drop for FailureNotice {
             let _ = self.events.send(Event::Failed);
             ring(&self.wake);
         }
+    }
+}
+
+/// A worker's thread, from its beginning to its end.
+fn work<S: Source>(
+    device: S::Device,
+    plan: Plan,
+    cpu: Option<usize>,
+    inbox: Inbox,
+    ready: &SyncSender<io::Result<()>>,
+) {
+    let number = plan.number;
+    let (events, wake) = (inbox.events.clone(), inbox.events_wake.clone());
+    let mut failed = FailureNotice { events, wake, told: false };
+    let worker = pin(cpu).and_then(|()| Worker::<S>::new(device, plan, inbox));
+    let mut worker = match worker {
+        Ok(worker) => {
+            let _ = ready.send(Ok(()));
+            worker
+        }
+        Err(error) => {
+            let _ = ready.send(Err(error));
+            failed.told = true;
+            return;
+        }
+    };
+    match worker.run() {
+        Ok(()) => failed.told = true,
+        Err(error) => error!("worker {number} cannot go on: {error}"),
     }
 }
 

@@ -3,20 +3,18 @@
 use super::hold::OnHold;
 use super::mailbox::ring;
 use super::slots::Slots;
+use super::source::{Source, Start};
 use crate::limit::{Limiter, QueueLimit};
-use crate::session::Start;
 use crate::stats::QueueCounters;
 use ginnel_guest_memory::GuestMemory;
 use ginnel_layout::virtio_scsi::Event;
 use ginnel_shmem::Mapping;
-use ginnel_virtqueue::{Chain, DeviceQueue, DirtyLog, Kind, Ticket};
 use ginnel_volume_control::{InFlight, QueueState};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use tracing::{error, warn};
-use zerocopy::IntoBytes;
 
 /// The state of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,17 +28,15 @@ pub(super) enum State {
     Broken,
 }
 
-pub(super) struct Queue {
+pub(super) struct Queue<S> {
     pub index: u16,
     /// Unique among all starts of all queues.
     pub serial: u64,
-    pub ring: DeviceQueue<Mapping>,
+    pub source: S,
     pub memory: Arc<GuestMemory<Mapping>>,
-    pub kick: Option<Arc<OwnedFd>>,
+    pub kicks: Vec<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
     error: Option<Arc<OwnedFd>>,
-    pub log: Option<DirtyLog<Mapping>>,
-    event_idx: bool,
     pub counters: Arc<QueueCounters>,
     pub limit: QueueLimit,
     /// The slot of a request that waits for the limits, and the time until which it waits.
@@ -50,7 +46,7 @@ pub(super) struct Queue {
     pub slots: u32,
     pub state: State,
     pub stop: Option<SyncSender<u32>>,
-    /// The number of requests that it must have taken before it ends ([`DeviceQueue::taken`]).
+    /// The number of requests that it must have taken before it ends ([`Source::taken`]).
     until: u64,
     /// Whether requests were given back that the driver has not been shown yet.
     unpublished: bool,
@@ -63,25 +59,24 @@ pub(super) struct Queue {
 
 static SERIAL: AtomicU64 = AtomicU64::new(0);
 
-impl Queue {
+impl<S: Source> Queue<S> {
+    /// Returns `None` if the queue is of another kind.
     pub fn new(
         start: Start,
         counters: Arc<QueueCounters>,
         limiter: Arc<Limiter>,
-        event_queue: Option<u16>,
-    ) -> Self {
-        let mut ring = start.queue;
-        ring.disarm();
-        Self {
+        is_event: bool,
+    ) -> Option<Self> {
+        let mut source = S::of(start.requests)?;
+        source.disarm();
+        Some(Self {
             index: start.index,
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-            ring,
+            source,
             memory: start.memory,
-            kick: start.kick,
+            kicks: start.kicks,
             call: start.call,
             error: start.error,
-            log: start.log,
-            event_idx: start.event_idx,
             counters,
             limit: QueueLimit::new(limiter),
             held: None,
@@ -92,19 +87,19 @@ impl Queue {
             until: 0,
             // A predecessor may have died before it called the driver.
             unpublished: true,
-            is_event: event_queue == Some(start.index),
+            is_event,
             missed: false,
             reason: String::new(),
-        }
+        })
     }
 
-    /// Gives a request back. The driver sees it after the next [`publish`](Self::publish).
+    /// Gives a request back. The driver sees it after the next [`publish`](Self::publish) at the latest.
     #[inline]
-    pub fn give_back(&mut self, ticket: Ticket, written: u32) {
+    pub fn give_back(&mut self, ticket: S::Ticket, answer: S::Answer) {
         if self.state == State::Broken {
             return;
         }
-        self.ring.push(ticket, written);
+        self.source.give_back(ticket, answer);
         self.unpublished = true;
     }
 
@@ -115,7 +110,7 @@ impl Queue {
             return;
         }
         self.unpublished = false;
-        if self.ring.publish() {
+        if self.source.publish() {
             self.counters.calls.add(1);
             if let Some(call) = &self.call {
                 ring(call);
@@ -135,18 +130,18 @@ impl Queue {
 
     /// Enables kicks. Returns true if there are requests already.
     pub fn arm(&mut self) -> bool {
-        self.wants_buffers() && self.held.is_none() && self.ring.arm()
+        self.wants_buffers() && self.held.is_none() && self.source.arm()
     }
 
     pub fn disarm(&mut self) {
         if self.wants_buffers() {
-            self.ring.disarm();
+            self.source.disarm();
         }
     }
 
     /// Returns whether the driver cannot notify the device of new requests.
     pub fn must_poll(&self) -> bool {
-        self.kick.is_none() && self.wants_buffers()
+        self.kicks.is_empty() && self.wants_buffers()
     }
 
     /// Returns whether buffers are taken as soon as the driver makes them available. Buffers for events stay in the
@@ -176,7 +171,7 @@ impl Queue {
         if self.state == State::Running {
             self.state = if suspend { State::Suspending } else { State::Stopping };
             // The requests of a predecessor are no longer in the ring: the base of this queue lies behind them.
-            self.until = self.until.max(self.ring.taken() + u64::from(self.ring.state().resubmit));
+            self.until = self.until.max(self.source.taken() + self.source.resubmit());
         }
         self.stop = Some(answer);
     }
@@ -195,7 +190,7 @@ impl Queue {
     /// Makes sure that all requests that are in the queue now are taken, even if it is being stopped. Returns the
     /// number of requests that will have been taken then, or `None` if they were all taken.
     pub fn must_take_all(&mut self) -> Option<u64> {
-        let until = self.ring.taken() + self.ring.visible();
+        let until = self.source.taken() + self.source.visible();
         if self.is_event || !self.is_behind(until) {
             return None;
         }
@@ -207,7 +202,7 @@ impl Queue {
     /// has withdrawn them or has broken the queue, or if a successor will take them.
     pub fn is_behind(&self, until: u64) -> bool {
         let takes = matches!(self.state, State::Running | State::Stopping);
-        takes && self.ring.taken() < until && !self.ring.is_empty()
+        takes && self.source.taken() < until && !self.source.is_empty()
     }
 
     /// Returns whether the queue is stopped and has no requests left.
@@ -219,7 +214,7 @@ impl Queue {
     pub fn answer_stop(&mut self) {
         if let Some(answer) = self.stop.take() {
             // The caller may have given up.
-            let _ = answer.send(self.ring.base());
+            let _ = answer.send(self.source.base());
         }
     }
 
@@ -227,25 +222,22 @@ impl Queue {
     /// lost, and that is reported with the next event, as section 5.6.6.3 requires, or by
     /// [`tell_missed`](Self::tell_missed).
     #[cold]
-    pub fn tell(&mut self, mut event: Event, chain: &mut Chain) -> bool {
+    pub fn tell(&mut self, mut event: Event, found: &mut S::Found) -> bool {
         if self.state != State::Running {
             self.missed = true;
             return false;
         }
-        match self.ring.pop(&self.memory, chain) {
-            Ok(Some(ticket)) => {
-                if std::mem::take(&mut self.missed) {
-                    event.event |= Event::MISSED;
-                }
-                let written = self.memory.write(chain.writable(), 0, event.as_bytes());
-                if let Some(log) = &self.log {
-                    log.mark_buffers(&self.memory, chain.writable(), written as u64);
-                }
-                self.give_back(ticket, written as u32);
+        if self.missed {
+            event.event |= Event::MISSED;
+        }
+        match self.source.tell(&self.memory, event, found) {
+            Ok(true) => {
+                self.missed = false;
+                self.unpublished = true;
                 self.publish();
                 true
             }
-            Ok(None) => {
+            Ok(false) => {
                 if !std::mem::replace(&mut self.missed, true) {
                     warn!(
                         "queue {}: the driver has no buffer for an event; the loss is reported when it has one",
@@ -254,8 +246,8 @@ impl Queue {
                 }
                 false
             }
-            Err(corrupt) => {
-                self.broken(&corrupt.to_string());
+            Err(why) => {
+                self.broken(&why.to_string());
                 false
             }
         }
@@ -263,19 +255,32 @@ impl Queue {
 
     /// Reports that events were lost, if some were and there is a buffer now.
     #[inline]
-    pub fn tell_missed(&mut self, chain: &mut Chain) -> bool {
+    pub fn tell_missed(&mut self, found: &mut S::Found) -> bool {
         self.missed
             && self.wants_buffers()
-            && self.tell(Event { event: Event::NONE, lun: [0; 8], reason: 0 }, chain)
+            && self.tell(Event { event: Event::NONE, lun: [0; 8], reason: 0 }, found)
     }
 
-    pub fn dump(&self, thread: usize, slots: &Slots, on_hold: &OnHold, now: u64) -> QueueState {
-        let state = self.ring.state();
+    /// Returns its state, or the states of all queues of which it consists.
+    pub fn dump(&self, thread: usize, slots: &Slots<S>, on_hold: &OnHold, now: u64) -> Vec<QueueState> {
+        let mut states = self.source.states(self.index);
+        for state in &mut states {
+            state.thread = thread;
+            state.state = match self.state {
+                State::Running => "running".into(),
+                State::Stopping | State::Suspending => "stopping".into(),
+                State::Broken => format!("broken: {}", self.reason),
+            };
+            state.kicks = self.counters.kicks.get();
+            state.calls = self.counters.calls.get();
+            state.throttled_ns = if self.held.is_some() { self.ready_at.saturating_sub(now) } else { 0 };
+        }
         let failed = |slot| on_hold.iter().find(|(held, _)| *held == slot).map(|(_, failure)| failure);
-        let mut in_flight: Vec<_> = slots
-            .of_queue(self.serial)
-            .map(|(slot, entry)| InFlight {
-                head: entry.ticket.as_ref().map_or(0, Ticket::id),
+        for (slot, entry) in slots.of_queue(self.serial) {
+            let (place, head) = entry.ticket.as_ref().map_or((0, 0), S::place);
+            let Some(state) = states.get_mut(place) else { continue };
+            state.in_flight.push(InFlight {
+                head,
                 operation: entry.op.word().into(),
                 disk: entry.disk.into(),
                 offset: entry.op.at(),
@@ -289,28 +294,11 @@ impl Queue {
                 }
                 .into(),
                 error: failed(slot).map(ToString::to_string).unwrap_or_default(),
-            })
-            .collect();
-        in_flight.sort_by_key(|request| std::cmp::Reverse(request.age_ns));
-        QueueState {
-            queue: self.index,
-            thread,
-            state: match self.state {
-                State::Running => "running".into(),
-                State::Stopping | State::Suspending => "stopping".into(),
-                State::Broken => format!("broken: {}", self.reason),
-            },
-            format: if state.kind == Kind::Packed { "packed" } else { "split" }.into(),
-            size: state.size,
-            event_index: self.event_idx,
-            driver_index: state.driver_index.unwrap_or(0),
-            taken_index: state.available,
-            used_index: state.used,
-            armed: state.armed,
-            kicks: self.counters.kicks.get(),
-            calls: self.counters.calls.get(),
-            throttled_ns: if self.held.is_some() { self.ready_at.saturating_sub(now) } else { 0 },
-            in_flight,
+            });
         }
+        for state in &mut states {
+            state.in_flight.sort_by_key(|request| std::cmp::Reverse(request.age_ns));
+        }
+        states
     }
 }

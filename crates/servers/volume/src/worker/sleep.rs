@@ -4,6 +4,7 @@
 //! system call, on a descriptor that a front end can make blocking.
 
 use super::queue::Queue;
+use super::source::Source;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::io;
@@ -33,21 +34,23 @@ impl Sleep {
         Ok(Self { epoll })
     }
 
-    pub fn watch(&self, queue: &Queue) -> io::Result<()> {
-        let Some(kick) = &queue.kick else { return Ok(()) };
+    pub fn watch<S: Source>(&self, queue: &Queue<S>) -> io::Result<()> {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        Ok(epoll::add(&self.epoll, kick, epoll::EventData::new_u64(QUEUES + queue.serial), edge)?)
+        for kick in &queue.kicks {
+            epoll::add(&self.epoll, kick, epoll::EventData::new_u64(QUEUES + queue.serial), edge)?;
+        }
+        Ok(())
     }
 
-    pub fn forget(&self, queue: &Queue) {
-        if let Some(kick) = &queue.kick {
+    pub fn forget<S: Source>(&self, queue: &Queue<S>) {
+        for kick in &queue.kicks {
             // Fails only if the descriptor could not be watched.
             let _ = epoll::delete(&self.epoll, kick);
         }
     }
 
     /// Waits until there may be work, for at most `timeout`.
-    pub fn sleep(&self, timeout: Option<Duration>, queues: &[Queue]) -> io::Result<()> {
+    pub fn sleep<S: Source>(&self, timeout: Option<Duration>, queues: &[Queue<S>]) -> io::Result<()> {
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let none = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [none; BATCH];

@@ -1,13 +1,11 @@
 //! The requests of a worker between their beginning and their end.
 
+use super::source::Source;
 use crate::backend::{Failure, Op};
-use crate::device::Request;
-use ginnel_virtqueue::Ticket;
 
 /// All requests of a worker. Slots are used again, so nothing is allocated once there are enough.
-#[derive(Default)]
-pub(super) struct Slots {
-    entries: Vec<Entry>,
+pub(super) struct Slots<S: Source> {
+    entries: Vec<Entry<S>>,
     free: Vec<u32>,
     /// The number that the next request gets.
     next: u64,
@@ -15,10 +13,10 @@ pub(super) struct Slots {
     pub done: Vec<(u32, Result<(), Failure>)>,
 }
 
-pub(super) struct Entry {
-    pub request: Request,
+pub(super) struct Entry<S: Source> {
+    pub request: S::Request,
     /// Present while the slot is occupied.
-    pub ticket: Option<Ticket>,
+    pub ticket: Option<S::Ticket>,
     /// The index of its queue in the worker's list, as a hint, and the queue's serial number.
     pub queue: usize,
     pub serial: u64,
@@ -36,8 +34,8 @@ pub(super) struct Entry {
     pub is_barrier: bool,
 }
 
-impl Entry {
-    pub fn begin(&mut self, ticket: Ticket, queue: usize, serial: u64, disk: u16, op: Op, now: u64) {
+impl<S: Source> Entry<S> {
+    pub fn begin(&mut self, ticket: S::Ticket, queue: usize, serial: u64, disk: u16, op: Op, now: u64) {
         self.ticket = Some(ticket);
         (self.is_barrier, self.begun, self.counted) = (false, false, 0);
         (self.queue, self.serial, self.disk, self.op, self.began) = (queue, serial, disk, op, now);
@@ -46,11 +44,17 @@ impl Entry {
     /// Returns the number of bytes that it moves.
     #[inline]
     pub fn bytes(&self) -> u64 {
-        self.request.bytes
+        S::bytes(&self.request)
     }
 }
 
-impl Slots {
+impl<S: Source> Default for Slots<S> {
+    fn default() -> Self {
+        Self { entries: Vec::new(), free: Vec::new(), next: 0, done: Vec::new() }
+    }
+}
+
+impl<S: Source> Slots<S> {
     /// Makes sure that this many slots are free.
     pub fn reserve(&mut self, more: usize) {
         while self.free.len() < more {
@@ -61,7 +65,7 @@ impl Slots {
     fn grow(&mut self) {
         self.free.push(self.entries.len() as u32);
         self.entries.push(Entry {
-            request: Request::default(),
+            request: S::Request::default(),
             ticket: None,
             queue: 0,
             serial: 0,
@@ -100,7 +104,7 @@ impl Slots {
     }
 
     #[inline]
-    pub fn at(&mut self, slot: u32) -> &mut Entry {
+    pub fn at(&mut self, slot: u32) -> &mut Entry<S> {
         &mut self.entries[slot as usize]
     }
 
@@ -129,8 +133,8 @@ impl Slots {
     }
 
     /// Returns the occupied slots of one queue, with their numbers.
-    pub fn of_queue(&self, serial: u64) -> impl Iterator<Item = (u32, &Entry)> {
-        let is_its = move |(_, entry): &(u32, &Entry)| entry.ticket.is_some() && entry.serial == serial;
+    pub fn of_queue(&self, serial: u64) -> impl Iterator<Item = (u32, &Entry<S>)> {
+        let is_its = move |(_, entry): &(u32, &Entry<S>)| entry.ticket.is_some() && entry.serial == serial;
         (0..).zip(&self.entries).filter(is_its)
     }
 }
