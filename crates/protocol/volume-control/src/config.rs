@@ -3,11 +3,13 @@
 
 mod disk;
 mod kinds;
+mod nvme;
 
 use crate::{Limits, VolumePaths};
 pub use disk::{Disk, DiskSpec};
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem, check_socket_path, from_toml};
 pub use kinds::{BackendKind, Device, Direct, Lock, OnError, SandboxMode, Wait};
+pub use nvme::{NVME_QUEUE_SIZE_MAX, NVME_QUEUES_MAX, NVME_SEGMENTS_MIN};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,19 +27,19 @@ pub const DISKS_MAX: usize = 256;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Spec {
-    /// `blk` (one disk) or `scsi` (a target with a LUN for each disk).
+    /// `blk` (one disk), `scsi` (a target with a LUN for each disk), or `nvme` (one disk).
     pub device: Device,
     /// The VM that gets it: `ginnel qemu-args` and `ginnel libvirt-xml` print the arguments for it.
     pub vm: Option<String>,
-    /// Path of the vhost-user socket.
+    /// Path of the socket for QEMU: vhost-user, or vfio-user for `nvme`.
     pub socket: Option<PathBuf>,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
-    /// Permissions of the vhost-user socket.
+    /// Permissions of the socket for QEMU.
     pub socket_mode: Option<Mode>,
-    /// Owner of the vhost-user socket: QEMU's user.
+    /// Owner of the socket for QEMU: QEMU's user.
     pub socket_user: Option<Account>,
-    /// Group of the vhost-user socket.
+    /// Group of the socket for QEMU.
     pub socket_group: Option<Account>,
     /// Permissions of the control socket.
     pub control_mode: Option<Mode>,
@@ -47,7 +49,7 @@ pub struct Spec {
     pub control_group: Option<Account>,
     /// Number of request queues.
     pub queues: Option<u16>,
-    /// The longest queue that a front end may use, in descriptors.
+    /// The longest queue that a front end may use, in descriptors or entries.
     pub queue_size: Option<u16>,
     /// Number of threads, over which the queues are distributed.
     pub threads: Option<usize>,
@@ -75,7 +77,7 @@ pub struct Spec {
     pub log: Option<String>,
     /// The format of the log.
     pub log_format: LogFormat,
-    /// The disks. `blk` has one; `scsi` has one for each LUN, from 0 on.
+    /// The disks. `blk` and `nvme` have one; `scsi` has one for each LUN, from 0 on.
     pub disk: Vec<DiskSpec>,
 }
 
@@ -99,17 +101,17 @@ pub struct Config {
     pub device: Device,
     /// The VM that gets it.
     pub vm: Option<String>,
-    /// Path of the vhost-user socket.
+    /// Path of the socket for QEMU: vhost-user, or vfio-user for `nvme`.
     pub socket: PathBuf,
     /// Path of the control socket.
     pub control: PathBuf,
-    /// Who may connect to the vhost-user socket.
+    /// Who may connect to the socket for QEMU.
     pub front_ends: Permissions,
     /// Who may connect to the control socket.
     pub operators: Permissions,
     /// Number of request queues.
     pub queues: u16,
-    /// The longest queue that a front end may use, in descriptors.
+    /// The longest queue that a front end may use, in descriptors or entries.
     pub queue_size: u16,
     /// Number of threads.
     pub threads: usize,
@@ -137,7 +139,7 @@ pub struct Config {
     pub log: String,
     /// The format of the log.
     pub log_format: LogFormat,
-    /// The disks; exactly one for `blk`.
+    /// The disks; exactly one for `blk` and `nvme`.
     pub disks: Vec<Disk>,
 }
 
@@ -170,14 +172,31 @@ impl Spec {
         if socket == control {
             return Err(bad("control", "it is the path of `socket`".into(), "choose another"));
         }
-        let range = |key: &str, value: u64, most: u64| match value {
-            1.. if value <= most => Ok(()),
-            _ => Err(bad(key, format!("{value} is not in 1 to {most}"), "choose a number in that range")),
+        let is_nvme = self.device == Device::Nvme;
+        if is_nvme {
+            self.check_nvme(place)?;
+            let attach = nvme::attach_socket(&socket);
+            check_socket_path(
+                &attach,
+                format!("{place}: socket"),
+                "choose a shorter path for QEMU's socket",
+            )?;
+            if control == attach {
+                return Err(bad("control", "the engine attaches at this path".into(), "choose another"));
+            }
+        }
+        let range = |key: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
+            true => Ok(()),
+            false => {
+                Err(bad(key, format!("{value} is not in {least} to {most}"), "choose a number in that range"))
+            }
         };
         let queues = self.queues.unwrap_or(1);
-        range("queues", queues.into(), QUEUES_MAX.into())?;
+        range("queues", queues.into(), 1, if is_nvme { NVME_QUEUES_MAX } else { QUEUES_MAX }.into())?;
         let queue_size = self.queue_size.unwrap_or(1024);
-        range("queue-size", queue_size.into(), QUEUE_SIZE_MAX.into())?;
+        // A queue of NVMe always has one entry that is empty.
+        let (shortest, longest) = if is_nvme { (2, NVME_QUEUE_SIZE_MAX) } else { (1, QUEUE_SIZE_MAX) };
+        range("queue-size", queue_size.into(), shortest, longest.into())?;
         if !queue_size.is_power_of_two() {
             return Err(bad(
                 "queue-size",
@@ -187,7 +206,7 @@ impl Spec {
         }
         let default_threads = if self.cpus.is_empty() { 1 } else { self.cpus.len() };
         let threads = self.threads.unwrap_or(default_threads.min(queues.into()));
-        range("threads", threads as u64, THREADS_MAX as u64)?;
+        range("threads", threads as u64, 1, THREADS_MAX as u64)?;
         if threads > usize::from(queues) {
             let what = format!("{threads} threads for {queues} queues, and each queue has one owner");
             return Err(bad("threads", what, "have as many queues, or fewer threads"));
@@ -196,8 +215,9 @@ impl Spec {
             let what = format!("{} CPUs for {threads} threads", self.cpus.len());
             return Err(bad("cpus", what, "name one for each thread, or none"));
         }
-        let segments = self.segments.unwrap_or(126);
-        range("segments", segments.into(), 1024)?;
+        let (fewest, default) = if is_nvme { (NVME_SEGMENTS_MIN, nvme::NVME_SEGMENTS) } else { (1, 126) };
+        let segments = self.segments.unwrap_or(default);
+        range("segments", segments.into(), fewest.into(), 1024)?;
         if self.limits.burst.0 > Duration::from_secs(60) {
             let what = format!("{} is longer than a minute", self.limits.burst);
             return Err(bad("limits.burst", what, "choose a shorter one, such as 1s"));
@@ -231,7 +251,7 @@ impl Spec {
             wait: self.wait,
             poll_for: self.poll_for.map_or(Duration::from_micros(50), |p| p.0),
             pin_memory: self.pin_memory.unwrap_or(false),
-            packed: self.packed.unwrap_or(true),
+            packed: !is_nvme && self.packed.unwrap_or(true),
             segments,
             limits: self.limits,
             sandbox: self.sandbox,
@@ -252,8 +272,9 @@ impl Spec {
                     "say where the data is stored, such as path = \"/var/lib/a.img\"",
                 );
             }
-            (Device::Blk, 2..) => {
-                return bad("a blk device has one disk".into(), "write device = \"scsi\" for several");
+            (Device::Blk | Device::Nvme, 2..) => {
+                let what = format!("a volume with device = \"{}\" has one disk", self.device);
+                return bad(what, "write device = \"scsi\" for several");
             }
             (_, n) if n > DISKS_MAX => {
                 return bad(format!("{n} are more than {DISKS_MAX}"), "split them into several volumes");

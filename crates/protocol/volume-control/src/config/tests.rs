@@ -104,6 +104,7 @@ fn mistakes_are_named_with_place_and_fix() {
         ("[[disk]]\npath = \"/a\"\nserial = \"123456789012345678901\"", "longer than 20"),
         ("[[disk]]\npath = \"/a\"\n[[disk]]\npath = \"/b\"", "device = \"scsi\""),
         ("device = \"scsi\"\n[[disk]]\npath = \"/a\"\n[[disk]]\npath = \"/a\"", "disks 0 and 1"),
+        ("device = \"nvme\"\n[[disk]]\npath = \"/a\"\n[[disk]]\npath = \"/b\"", "\"nvme\" has one disk"),
         ("queues = 0\n[[disk]]\npath = \"/a\"", "queues: 0 is not in 1 to 256"),
         ("queue-size = 100\n[[disk]]\npath = \"/a\"", "not a power of two"),
         ("threads = 2\n[[disk]]\npath = \"/a\"", "2 threads for 1 queues"),
@@ -120,6 +121,59 @@ fn mistakes_are_named_with_place_and_fix() {
     }
     let long = format!("socket = \"/{}\"\n[[disk]]\npath = \"/a\"", "x".repeat(107));
     assert!(check(&long).unwrap_err().to_string().contains("takes 107; choose a shorter path"));
+}
+
+/// Checks a volume with one disk and these keys in front of it.
+fn nvme(keys: &str) -> Result<Config, Problem> {
+    check(&format!("device = \"nvme\"\n{keys}\n[[disk]]\npath = \"/a\""))
+}
+
+#[test]
+fn an_nvme_volume_has_its_own_defaults() {
+    let config = nvme("").unwrap();
+    assert_eq!(config.attach_socket(), Path::new("/run/ginnel/volumes/v.sock.engine"));
+    assert_eq!((config.queues, config.queue_size, config.segments, config.mdts()), (1, 1024, 129, 7));
+    assert!(!config.packed && !config.are_doorbells_mapped(), "its threads may sleep");
+    assert_eq!(config.disks[0].serial, "v");
+    let polled =
+        nvme("wait = \"poll\"\nqueues = 64\nqueue-size = 2\npacked = false\npin-memory = true").unwrap();
+    assert!(polled.are_doorbells_mapped() && polled.pin_memory);
+    let blk = check("wait = \"poll\"\n[[disk]]\npath = \"/a\"").unwrap();
+    assert!(!blk.are_doorbells_mapped());
+}
+
+#[test]
+fn a_transfer_of_the_largest_size_fits_into_the_segments() {
+    for (segments, mdts) in [(3, 1), (4, 1), (5, 2), (128, 6), (129, 7), (1024, 9)] {
+        let config = nvme(&format!("segments = {segments}")).unwrap();
+        assert_eq!(config.mdts(), mdts, "{segments}");
+        assert!((1 << mdts) < segments);
+    }
+}
+
+#[test]
+fn what_makes_no_sense_for_nvme_is_named() {
+    for (keys, part) in [
+        ("queues = 65", "queues: 65 is not in 1 to 64"),
+        ("queues = 0", "queues: 0 is not in 1 to 64"),
+        ("queue-size = 1", "queue-size: 1 is not in 2 to 1024"),
+        ("queue-size = 2048", "queue-size: 2048 is not in 2 to 1024"),
+        ("queue-size = 48", "not a power of two"),
+        ("segments = 2", "segments: 2 is not in 3 to 1024"),
+        ("packed = true", "packed: an nvme device has no virtqueues; remove it"),
+        ("socket = \"/s\"\ncontrol = \"/s.engine\"", "control: the engine attaches at this path"),
+    ] {
+        let problem = nvme(keys).unwrap_err().to_string();
+        assert!(problem.contains(part), "{keys:?}: {problem}");
+    }
+    let migrates =
+        check("device = \"nvme\"\n[[disk]]\npath = \"/a\"\nlock = \"vm\"").unwrap_err().to_string();
+    assert!(migrates.contains("disk 0: lock: \"vm\" is for a VM that migrates live"), "{migrates}");
+    // The path of the engine's socket is the longest of all.
+    let path = |bytes: usize| nvme(&format!("socket = \"/{}\"\ncontrol = \"/c\"", "x".repeat(bytes - 1)));
+    assert!(path(100).is_ok());
+    let long = path(101).unwrap_err().to_string();
+    assert!(long.contains(".engine has 108 bytes") && long.contains("shorter path for QEMU's"), "{long}");
 }
 
 #[test]
