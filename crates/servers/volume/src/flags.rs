@@ -8,7 +8,7 @@ use ginnel_volume_control::config::{
 };
 use std::path::PathBuf;
 
-/// Serves a virtual disk to a VM over vhost-user.
+/// Serves a virtual disk to a VM over vhost-user, or as an NVMe device over vfio-user.
 ///
 /// Reads /etc/ginnel/volumes/NAME.toml if that file exists, or the file that --config names. Flags override the keys of
 /// the file. Runs until SIGTERM. See ginnel-volume(8).
@@ -27,22 +27,36 @@ pub struct Flags {
     #[arg(long)]
     pub create: bool,
 
-    /// blk, or scsi for several disks (which needs a configuration).
+    /// Be the holder of an nvme volume: have QEMU's socket, and do no I/O. The engine, which is this program without this
+    /// option, attaches to it.
+    #[arg(long)]
+    pub holder: bool,
+    /// A holder ends when neither QEMU nor an engine is there.
+    #[arg(long, requires = "holder")]
+    pub transient: bool,
+    /// Also start a transient holder for an nvme volume that has none.
+    #[arg(long)]
+    pub start_holder: bool,
+
+    /// blk, scsi for several disks (which needs a configuration), or nvme.
     #[arg(long)]
     pub device: Option<Device>,
-    /// The vhost-user socket.
+    /// The same as --device nvme.
+    #[arg(long, conflicts_with = "device")]
+    pub nvme: bool,
+    /// The socket for QEMU.
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// The control socket.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
-    /// Permissions of the vhost-user socket, in octal.
+    /// Permissions of the socket for QEMU, in octal.
     #[arg(long, value_name = "MODE")]
     pub socket_mode: Option<Mode>,
-    /// Owner of the vhost-user socket: QEMU's user.
+    /// Owner of the socket for QEMU: QEMU's user.
     #[arg(long, value_name = "USER")]
     pub socket_user: Option<Account>,
-    /// Group of the vhost-user socket.
+    /// Group of the socket for QEMU.
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<Account>,
     /// Permissions of the control socket, in octal.
@@ -57,7 +71,7 @@ pub struct Flags {
     /// Number of request queues.
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
-    /// Longest queue that the VM may use, in descriptors.
+    /// Longest queue that the VM may use, in descriptors or entries.
     #[arg(long, value_name = "N")]
     pub queue_size: Option<u16>,
     /// Number of threads.
@@ -166,6 +180,10 @@ impl Flags {
             None => (Spec::read(&standard)?, standard.display().to_string()),
         };
         self.apply(&mut spec);
+        if self.holder && spec.device != Device::Nvme {
+            let what = format!("a volume with device = \"{}\" has no holder", spec.device);
+            return Err(Problem::new(format!("{place}: --holder"), what, "write --nvme, or leave it out"));
+        }
         spec.check(&name, paths, &place)
     }
 
@@ -185,7 +203,7 @@ impl Flags {
                 key.clone_from(value);
             }
         }
-        instead(&self.device, &mut spec.device);
+        instead(&self.nvme.then_some(Device::Nvme).or(self.device), &mut spec.device);
         over(&self.socket, &mut spec.socket);
         over(&self.control, &mut spec.control);
         over(&self.socket_mode, &mut spec.socket_mode);
@@ -271,6 +289,20 @@ mod tests {
         assert_eq!(config.disks[0].serial, "S");
         assert!(config.disks[0].read_only);
         assert_eq!(config.socket, folder.path().join("web.sock"));
+    }
+
+    #[test]
+    fn an_nvme_volume_has_a_holder() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = "--socket /tmp/x.sock --backend ram --size 64M";
+        for flags in ["--nvme", "--device nvme", "--nvme --holder --transient", "--nvme --start-holder"] {
+            assert_eq!(config(&folder, &format!("{disk} {flags}")).unwrap().device, Device::Nvme, "{flags}");
+        }
+        let problem = config(&folder, &format!("{disk} --holder")).unwrap_err().to_string();
+        assert!(problem.contains("--holder: a volume with device = \"blk\" has no holder"), "{problem}");
+        for flags in ["--nvme --device blk", "--transient"] {
+            assert!(Flags::try_parse_from(std::iter::once("x").chain(flags.split(' '))).is_err(), "{flags}");
+        }
     }
 
     #[test]

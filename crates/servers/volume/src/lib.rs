@@ -10,6 +10,7 @@
 //!  ownership locks the images while the VM runs here
 //!  turn      makes the processes of one volume run one after another
 //!  attach    the connection between the two processes of an NVMe volume
+//!  start_holder  starts the holder of an nvme volume where no unit does so
 //! ```
 //!
 //! One worker owns each queue, from the moment at which the front end starts the queue until it stops it. The session
@@ -28,6 +29,7 @@ pub mod sandbox;
 pub mod server;
 pub mod session;
 pub mod sockets;
+pub mod start_holder;
 pub mod stats;
 pub mod turn;
 pub mod worker;

@@ -4,15 +4,15 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use ginnel_config::{LogFormat, Mode, Problem};
 use ginnel_volume::backend::{Backend, ImageError, Stores};
-use ginnel_volume::control;
 use ginnel_volume::flags::Flags;
 use ginnel_volume::ownership::Ownership;
 use ginnel_volume::sandbox::{self, Identity};
 use ginnel_volume::server::{Server, Signals};
 use ginnel_volume::sockets::{self, Access, Notify};
 use ginnel_volume::turn::Turn;
+use ginnel_volume::{control, start_holder};
 use ginnel_volume_control::VolumePaths;
-use ginnel_volume_control::config::Config;
+use ginnel_volume_control::config::{Config, Device};
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -60,7 +60,17 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     if flags.check {
         return doubts(&config).next().map_or(Ok(()), |doubt| Err(doubt.into()));
     }
+    if flags.transient {
+        // Ctrl-C in the terminal of its engine is not for the holder. A process group's leader is in no terminal's way.
+        let _ = rustix::process::setsid();
+    }
     start_log(&config);
+    if flags.holder {
+        anyhow::bail!("this program has no holder yet");
+    }
+    if flags.start_holder && config.device == Device::Nvme {
+        start_holder::start(&config)?;
+    }
     // A VM may need the disk.
     doubts(&config).for_each(|doubt| warn!("{doubt}; it is obeyed nevertheless"));
     if flags.create {

@@ -1,4 +1,4 @@
-//! `ginnel volume serve`: executes `ginnel-volume` in this process.
+//! `ginnel volume serve`: executes `ginnel-volume` in this process. The holder of an nvme volume is another process.
 
 use anyhow::{Result, anyhow};
 use ginnel_volume_control::VolumePaths;
@@ -10,6 +10,9 @@ use std::process::Command;
 const PROGRAM: &str = "ginnel-volume";
 
 /// Serves a volume until SIGTERM. This is the program ginnel-volume; `ginnel-volume --help` shows its options.
+///
+/// An nvme volume (--nvme) also needs a holder, which keeps QEMU's connection while this process is restarted. If none serves, this
+/// command starts one. It ends by itself when neither QEMU nor an engine is there.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct Args {
@@ -21,6 +24,7 @@ pub struct Args {
 pub fn run(paths: &VolumePaths, args: &Args) -> Result<()> {
     let program = beside_us().unwrap_or_else(|| PROGRAM.into());
     let error = Command::new(&program)
+        .arg("--start-holder")
         .args(&args.arguments)
         .env("GINNEL_VOLUME_SOCKETS", &paths.sockets)
         .env("GINNEL_VOLUME_CONFIGS", &paths.configurations)
