@@ -3,7 +3,7 @@
 use crate::machine::{Machine, MachineArgs, Ports};
 use crate::qemu_version::QemuVersion;
 use crate::vm_devices::{Devices, control_socket};
-use crate::volume_devices::{VolumeDevice, VolumePathArgs};
+use crate::volume_devices::{VolumeDevice, VolumePathArgs, stay};
 use crate::{apparmor, one_line, output};
 use anyhow::Result;
 use ginnel_volume_control::config::Device;
@@ -45,9 +45,10 @@ pub fn run(args: Args) -> Result<()> {
     }
     let mut parts = vec![CONFINED.to_owned()];
     let mut places = Places::new(args.machine.machine);
+    let has_segments = devices.is_some();
     parts.extend(devices.map(|devices| xml(&devices, &mut places)));
     if !volumes.is_empty() {
-        parts.push(disks(&volumes, &mut places));
+        parts.push(disks(&volumes, has_segments, &mut places));
     }
     output::line(parts.join("\n"))
 }
@@ -56,9 +57,14 @@ pub fn run(args: Args) -> Result<()> {
 const CONFINED: &str = "<!-- AppArmor and SELinux: QEMU must be let open files that libvirt does not know; see libvirt.md of Ginnel's
      documentation. The option `apparmor` of this command prints the rules for AppArmor -->";
 
-/// Returns the XML for volumes. It was tried by hand with libvirt 9.0 and QEMU 7.2; Ginnel's tests run QEMU without
-/// libvirt.
-fn disks(volumes: &[VolumeDevice], places: &mut Places) -> String {
+/// What nvme volumes need.
+const NVME: &str = "<!-- nvme volumes take QEMU 10.1 or later (this command does not know the VM's). The VM cannot migrate live, and they cannot be
+     unplugged: QEMU would leave the device behind, or end. So their root ports have hotplug=off, and an ivshmem device keeps QEMU
+     from migrating the VM -->";
+
+/// Returns the XML for volumes. A VM that `has_segments` has an ivshmem device already. All but that of nvme volumes was tried by hand with
+/// libvirt 9.0 and QEMU 7.2; Ginnel's tests run QEMU without libvirt.
+fn disks(volumes: &[VolumeDevice], has_segments: bool, places: &mut Places) -> String {
     let mut lines: Vec<String> = [
         "<!-- for the volumes (libvirt 7.1.0 or later). Into <domain>, so that they see the VM's RAM -->",
         "<memoryBacking>",
@@ -68,7 +74,7 @@ fn disks(volumes: &[VolumeDevice], places: &mut Places) -> String {
     ]
     .map(str::to_owned)
     .into();
-    let (disks, targets): (Vec<_>, Vec<_>) = volumes.iter().partition(|v| v.device == Device::Blk);
+    let (disks, others): (Vec<_>, Vec<_>) = volumes.iter().partition(|v| v.device == Device::Blk);
     if !disks.is_empty() {
         lines.push("<!-- into <devices>; each <target> needs a name that no other disk has -->".into());
         lines.extend(places.comment());
@@ -88,15 +94,26 @@ fn disks(volumes: &[VolumeDevice], places: &mut Places) -> String {
         lines.extend(address);
         lines.push("</disk>".into());
     }
-    if !targets.is_empty() {
-        lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: libvirt has no element for scsi volumes -->".into());
+    if !others.is_empty() {
+        let has_nvme = others.iter().any(|v| v.device == Device::Nvme);
+        if has_nvme {
+            lines.push(NVME.into());
+        }
+        lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: libvirt has no element for scsi and nvme volumes -->".into());
         lines.push("<qemu:commandline>".into());
-        for volume in targets {
+        for volume in others {
             // The arguments of a scsi target are the same for all versions of QEMU.
-            lines.extend(argument("-chardev", &volume.chardev(QemuVersion::OLDEST)));
+            let chardev = volume.chardev(QemuVersion::OLDEST);
+            lines.extend(chardev.iter().flat_map(|value| argument("-chardev", value)));
             // From the opposite end of the range to those of segments.
             let slot = places.slots.next();
-            lines.extend(places.arguments(volume.device(), slot));
+            lines.extend(places.arguments(slot, |ports, slot| volume.place(ports, slot)));
+        }
+        if has_nvme && !has_segments {
+            let [(object, memory), (option, device)] = stay();
+            let slot = places.slots.next();
+            lines.extend(argument(object, &memory));
+            lines.extend(argument(option, &(device + &on_root_bus(slot))));
         }
         lines.push("</qemu:commandline>".into());
     }
@@ -126,7 +143,7 @@ fn xml(devices: &Devices, places: &mut Places) -> String {
     for memory in &devices.memory {
         arguments.extend(argument("-object", &memory.object()));
         let slot = places.slots.next_back();
-        arguments.extend(places.arguments(memory.device(), slot));
+        arguments.extend(places.arguments(slot, |ports, slot| ports.place(memory.device(), slot)));
     }
     if !arguments.is_empty() {
         lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: devices for which libvirt has no element -->".into());
@@ -210,13 +227,21 @@ impl Places {
         )
     }
 
-    /// Returns the arguments for a device, in a slot of the root bus if there is one left.
-    fn arguments(&mut self, device: String, slot: Option<u8>) -> Vec<String> {
+    /// Returns the arguments for a device that `place` puts in a slot of the root bus, if there is one left.
+    fn arguments(
+        &mut self,
+        slot: Option<u8>,
+        place: impl FnOnce(&mut Ports, &str) -> Vec<String>,
+    ) -> Vec<String> {
         // libvirt's own root ports exist too late for devices that are arguments.
-        let slot = slot.map(|slot| format!(",addr={slot:#x}")).unwrap_or_default();
-        let values = self.ports.place(device, &slot);
+        let values = place(&mut self.ports, &on_root_bus(slot));
         values.iter().flat_map(|value| argument("-device", value)).collect()
     }
+}
+
+/// Returns the property of a device that puts it in this slot of the root bus.
+fn on_root_bus(slot: Option<u8>) -> String {
+    slot.map(|slot| format!(",addr={slot:#x}")).unwrap_or_default()
 }
 
 /// Returns an argument of QEMU as XML.
@@ -259,7 +284,7 @@ mod tests {
 
     #[test]
     fn volumes_are_disks_and_arguments() {
-        let xml = disks(&crate::volume_devices::tests::volumes()[..2], &mut Places::new(Machine::Q35));
+        let xml = disks(&crate::volume_devices::tests::volumes()[..2], false, &mut Places::new(Machine::Q35));
         for part in [
             "<access mode='shared'/>",
             "queues='4'/>\n  <source type='unix' path='/run/ginnel/volumes/data.sock'>",
@@ -275,6 +300,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_nvme_volume_stays_where_it_is() {
+        let nvme = [crate::volume_devices::tests::nvme()];
+        let xml = disks(&nvme, false, &mut Places::new(Machine::Q35));
+        for part in [
+            "<access mode='shared'/>",
+            "value='pcie-root-port,id=ginnel-port-1,chassis=200,slot=1,hotplug=off,addr=0x8'/>",
+            r#"value='{"driver":"vfio-user-pci","socket":{"path":"/run/ginnel/volumes/fast.sock","type":"unix"},"x-msg-timeout":120000,"bus":"ginnel-port-1"}'/>"#,
+            "value='memory-backend-ram,id=ginnel-no-migration,size=4K'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='ivshmem-plain,memdev=ginnel-no-migration,addr=0x9'/>",
+            "QEMU 10.1 or later",
+        ] {
+            assert!(xml.contains(part), "{part} is missing in\n{xml}");
+        }
+        assert!(!xml.contains("-chardev") && !xml.contains("<disk "), "{xml}");
+        for comment in xml.split("<!--").skip(1) {
+            assert!(!comment.split("-->").next().unwrap().contains("--"), "{comment}");
+        }
+        let pc = disks(&nvme, true, &mut Places::new(Machine::Pc));
+        assert!(pc.contains(r#""addr":"0x8"}'/>"#) && !pc.contains("no-migration"), "{pc}");
+    }
+
     /// Returns the paths that QEMU opens. libvirt knows that of `<server>`.
     fn paths(xml: &str) -> Vec<String> {
         let mut paths = Vec::new();
@@ -284,6 +330,7 @@ mod tests {
                 _ if line.contains("value='unix:") => ("unix:", ",server="),
                 _ if line.contains("value='socket,") => ("path=", "'"),
                 _ if line.contains("<source type='unix'") => ("path='", "'"),
+                _ if line.contains("\"vfio-user-pci\"") => ("\"path\":\"", "\""),
                 _ => {
                     assert!(!line.contains("='/") && !line.contains("=/"), "which path is this? {line}");
                     continue;
@@ -313,10 +360,11 @@ mod tests {
 
     #[test]
     fn apparmor_lets_qemu_open_what_libvirt_does_not_know() {
-        let (mut devices, volumes) = (devices(), crate::volume_devices::tests::volumes());
+        let (mut devices, mut volumes) = (devices(), crate::volume_devices::tests::volumes());
+        volumes.push(crate::volume_devices::tests::nvme());
         devices.socket = "/run/ginnel/a.sock".into();
         let mut places = Places::new(Machine::Q35);
-        let paths = paths(&(xml(&devices, &mut places) + "\n" + &disks(&volumes, &mut places)));
+        let paths = paths(&(xml(&devices, &mut places) + "\n" + &disks(&volumes, true, &mut places)));
         assert!(paths.len() >= devices.memory.len() + 1 + volumes.len(), "{paths:?}");
         let rules = apparmor::rules(Some(&devices), &volumes);
         let snippet = include_str!("../../../../packaging/apparmor/libvirt-qemu");
@@ -385,7 +433,7 @@ mod tests {
     fn a_pc_has_no_root_ports() {
         let mut places = Places::new(Machine::Pc);
         let volumes = crate::volume_devices::tests::volumes();
-        let xml = xml(&devices(), &mut places) + &disks(&volumes[..2], &mut places);
+        let xml = xml(&devices(), &mut places) + &disks(&volumes[..2], true, &mut places);
         assert!(!xml.contains("root-port") && !xml.contains("<address "), "{xml}");
         for part in ["memdev=ginnel-web,addr=0x19'/>", "num_queues=2,addr=0x8'/>"] {
             assert!(xml.contains(part), "{part} is missing in\n{xml}");

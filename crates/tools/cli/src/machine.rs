@@ -69,9 +69,30 @@ impl Ports {
         if !self.machine.has_ports() {
             return vec![device + more];
         }
+        let (id, port) = self.next();
+        vec![port + more, format!("{device},bus={id}")]
+    }
+
+    /// Returns the values of QEMU's `-device` that put a device, written as an object of JSON, where it cannot be unplugged. QEMU
+    /// refuses it then, and the guest has no slot that it could switch off. A machine without root ports has no such place.
+    pub fn place_for_good(&mut self, device: String, more: &str) -> Vec<String> {
+        let with = |key: &str, value: &str| match device.strip_suffix('}') {
+            Some(open) if !value.is_empty() => format!("{open},\"{key}\":\"{value}\"}}"),
+            _ => device.clone(),
+        };
+        if !self.machine.has_ports() {
+            return vec![with("addr", more.trim_start_matches(",addr="))];
+        }
+        let (id, port) = self.next();
+        vec![format!("{port},hotplug=off{more}"), with("bus", &id)]
+    }
+
+    /// Returns the id of another port, and that port.
+    fn next(&mut self) -> (String, String) {
         self.count += 1;
         let (n, id) = (self.count, format!("ginnel-port-{}", self.count));
-        vec![format!("pcie-root-port,id={id},chassis={CHASSIS},slot={n}{more}"), format!("{device},bus={id}")]
+        let port = format!("pcie-root-port,id={id},chassis={CHASSIS},slot={n}");
+        (id, port)
     }
 }
 
@@ -105,9 +126,18 @@ mod tests {
             ports.place("b".into(), ",addr=0x8"),
             ["pcie-root-port,id=ginnel-port-2,chassis=200,slot=2,addr=0x8", "b,bus=ginnel-port-2"]
         );
-        assert_eq!(ports.count(), 2);
+        assert_eq!(
+            ports.place_for_good("{\"a\":1}".into(), ",addr=0x9"),
+            [
+                "pcie-root-port,id=ginnel-port-3,chassis=200,slot=3,hotplug=off,addr=0x9",
+                r#"{"a":1,"bus":"ginnel-port-3"}"#
+            ]
+        );
+        assert_eq!(ports.count(), 3);
         let mut none = Ports::new(Machine::Pc);
         assert_eq!(none.place("a".into(), ",addr=0x8"), ["a,addr=0x8"]);
+        assert_eq!(none.place_for_good("{\"a\":1}".into(), ",addr=0x8"), [r#"{"a":1,"addr":"0x8"}"#]);
+        assert_eq!(none.place_for_good("{\"a\":1}".into(), ""), [r#"{"a":1}"#]);
         assert_eq!(none.count(), 0);
     }
 }

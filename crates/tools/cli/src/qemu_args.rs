@@ -2,13 +2,14 @@
 
 mod command_line;
 mod files;
+mod nvme;
 mod volumes;
 
 use crate::inspect::{Inspect, MemoryKind};
 use crate::machine::{Machine, MachineArgs, Ports};
 use crate::qemu_version::{QemuArgs, QemuVersion};
 use crate::vm_devices::{Devices, control_socket, escaped};
-use crate::volume_devices::{VolumeDevice, VolumePathArgs, shared_ram};
+use crate::volume_devices::{VolumeDevice, VolumePathArgs, check_version, shared_ram, stay};
 use crate::{AlreadyReported, one_line, output};
 use anyhow::{Result, ensure};
 use ginnel::Daemon;
@@ -83,12 +84,13 @@ pub fn run(args: Args) -> Result<()> {
         }
         Err(error) => return Err(error),
     };
-    // The version matters only for blk volumes.
-    let qemu = if volumes.iter().any(|v| v.device == Device::Blk) {
+    // The version does not matter for scsi volumes.
+    let qemu = if volumes.iter().any(|v| v.device != Device::Scsi) {
         args.qemu.version()?
     } else {
         QemuVersion::OLDEST
     };
+    check_version(&volumes, qemu)?;
     let mut problems = segments.iter().flat_map(|(_, devices)| files::problems(devices)).collect::<Vec<_>>();
     if let Some(line) = &args.check {
         problems.extend(segments.iter().flat_map(|(inspect, d)| command_line::problems(line, d, inspect)));
@@ -154,8 +156,11 @@ fn arguments(
         }
     }
     for volume in volumes {
-        lines.push(format!("-chardev {}", volume.chardev(target.qemu)));
-        lines.extend(place(volume.device()));
+        lines.extend(volume.chardev(target.qemu).map(|value| format!("-chardev {value}")));
+        lines.extend(volume.place(ports, "").iter().map(|value| format!("-device {value}")));
+    }
+    if devices.is_none() && volumes.iter().any(|v| v.device == Device::Nvme) {
+        lines.extend(stay().map(pair));
     }
     lines
 }
@@ -178,6 +183,9 @@ fn hints(devices: Option<&Devices>, volumes: &[VolumeDevice], ports: &Ports, arg
     }
     if volumes.iter().any(|v| v.device == Device::Scsi) {
         hints.push("QEMU 7.2 does not reconnect to a scsi volume that was restarted".into());
+    }
+    if volumes.iter().any(|v| v.device == Device::Nvme) {
+        hints.extend(nvme::hints(args.machine.machine));
     }
     if devices.is_none() {
         return hints;
@@ -320,6 +328,23 @@ mod tests {
                 "-device vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2,bus=ginnel-port-2",
             ]
         );
+    }
+
+    #[test]
+    fn an_nvme_volume_stays_where_it_is() {
+        let nvme = [crate::volume_devices::tests::nvme()];
+        let port = "-device pcie-root-port,id=ginnel-port-1,chassis=200,slot=1,hotplug=off";
+        let device = r#"-device {"driver":"vfio-user-pci","socket":{"path":"/run/ginnel/volumes/fast.sock","type":"unix"},"x-msg-timeout":120000,"bus":"ginnel-port-1"}"#;
+        let stay = [
+            "-object memory-backend-ram,id=ginnel-no-migration,size=4K",
+            "-device ivshmem-plain,memdev=ginnel-no-migration",
+        ];
+        let lines = on(Machine::Q35, None, &nvme, 2 << 30, false);
+        assert_eq!(lines[3..], [[port, device], stay].concat());
+        // A VM with segments cannot migrate anyway.
+        let lines = on(Machine::Q35, Some(&devices()), &nvme, 2 << 30, false);
+        assert!(lines.iter().any(|line| line.contains("vfio-user-pci")), "{lines:?}");
+        assert!(!lines.iter().any(|line| line.contains("no-migration")), "{lines:?}");
     }
 
     #[test]

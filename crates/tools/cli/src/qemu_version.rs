@@ -33,6 +33,11 @@ impl QemuVersion {
         self >= Self { major: 9, minor: 2 }
     }
 
+    /// Returns whether this version has `vfio-user-pci`.
+    pub fn has_vfio_user(self) -> bool {
+        self >= Self { major: 10, minor: 1 }
+    }
+
     /// Runs a QEMU to ask for its version. Blocks until it ends.
     pub fn of(program: &Path) -> Result<Self> {
         let output = Command::new(program).arg("-version").stdin(Stdio::null()).output();

@@ -1,6 +1,7 @@
 //! Checks whether a command line of QEMU gives a VM its volumes, and no others.
 
 use super::command_line::{Value, number, values};
+use super::nvme;
 use crate::qemu_version::QemuVersion;
 use crate::volume_devices::{RAM, VolumeDevice};
 use ginnel_volume_control::config::Device;
@@ -12,25 +13,35 @@ pub fn problems(line: &str, vm: &str, volumes: &[VolumeDevice], qemu: QemuVersio
     let (chardevs, devices) = (values(line, "chardev"), values(line, "device"));
     let own = |volume: &&VolumeDevice| volume.vm.as_deref() == Some(vm);
     for volume in volumes {
+        let strange = |options: &str| {
+            let vm = volume.vm.as_ref().map_or("no VM".into(), |vm| format!("VM {vm}"));
+            format!("volume {} is for {vm}: remove its {options}", volume.volume)
+        };
+        let Some(proper) = volume.chardev(qemu) else {
+            if own(&volume) {
+                nvme::device(volume, line, &devices, &mut problems);
+            } else if !nvme::find(volume, &devices).is_empty() {
+                problems.push(strange("-device"));
+            }
+            continue;
+        };
         let chardev = chardevs.iter().find(|c| Path::new(c.key("path")) == volume.socket);
         match (own(&volume), chardev) {
             (true, Some(chardev)) => disk(volume, chardev, &devices, qemu, &mut problems),
             (true, None) => problems.push(format!(
-                "volume {} has no -chardev: add -chardev {} -device {}",
+                "volume {} has no -chardev: add -chardev {proper} -device {}",
                 volume.volume,
-                volume.chardev(qemu),
                 volume.device()
             )),
-            (false, Some(_)) => problems.push(format!(
-                "volume {} is for {}: remove its -chardev and -device",
-                volume.volume,
-                volume.vm.as_ref().map_or("no VM".into(), |vm| format!("VM {vm}"))
-            )),
+            (false, Some(_)) => problems.push(strange("-chardev and -device")),
             (false, None) => {}
         }
     }
     if volumes.iter().any(|v| own(&v)) {
         memory(line, &mut problems);
+    }
+    if volumes.iter().any(|v| own(&v) && v.device == Device::Nvme) {
+        nvme::migration(line, &devices, &mut problems);
     }
     problems
 }
@@ -62,7 +73,7 @@ fn disk(
             wrong(&format!("is a {}", device.kind), format!("make it a {}", volume.model()));
         }
         [device] => {
-            let key = volume.queues_key();
+            let key = volume.queues_key().unwrap_or_default();
             // Only some versions of QEMU accept `-` for `_` in names of properties.
             let queues = device.key(key);
             if number(queues, 1) != Some(volume.queues.into()) {
@@ -117,7 +128,9 @@ mod tests {
     /// Does the same for this version of QEMU.
     fn after_in(qemu: &str, from: &str, to: &str) -> Vec<String> {
         let (volumes, qemu) = (volumes(), qemu.parse().unwrap());
-        let of = |volume: &VolumeDevice| [("-chardev", volume.chardev(qemu)), ("-device", volume.device())];
+        let of = |volume: &VolumeDevice| {
+            [("-chardev", volume.chardev(qemu).unwrap()), ("-device", volume.device())]
+        };
         let pairs = shared_ram(1 << 30).into_iter().chain(volumes[..2].iter().flat_map(of));
         let line = pairs.map(|(option, value)| format!("{option} {value}")).collect::<Vec<_>>().join(" ");
         let line = format!("qemu-system-x86_64 -nodefaults -M q35 -m 1G {line}");
