@@ -5,6 +5,7 @@
 
 mod client;
 pub mod config;
+mod controller;
 mod limits;
 mod paths;
 mod prometheus;
@@ -13,6 +14,7 @@ mod request;
 mod stat;
 
 pub use client::{Client, Error};
+pub use controller::{CompletionQueue, Controller};
 pub use limits::{LimitChange, Limits};
 pub use paths::VolumePaths;
 pub use prometheus::prometheus;

@@ -1,5 +1,6 @@
 //! The state of queues, for debugging a guest that is stuck.
 
+use crate::Controller;
 use serde::{Deserialize, Serialize};
 
 /// The state of a volume's queues at one moment; each queue as seen by its own thread.
@@ -12,11 +13,13 @@ pub struct Dump {
     pub features: u64,
     /// vhost-user protocol features that the front end has chosen.
     pub protocol_features: u64,
-    /// The queues of the device.
+    /// The controller of an nvme volume. It has no features of virtio.
+    pub controller: Option<Controller>,
+    /// The queues of the device; of an nvme volume its submission queues, of which 0 is the admin queue.
     pub queues: Vec<QueueState>,
 }
 
-/// A virtqueue. Indices are modulo 2^16, as in virtio.
+/// A virtqueue, or a submission queue of NVMe. Indices are modulo 2^16, as in virtio; of NVMe they are entries of the queue.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueState {
@@ -26,9 +29,9 @@ pub struct QueueState {
     pub thread: usize,
     /// `running`, `stopped`, `not set up`, or `broken: ...`.
     pub state: String,
-    /// `split` or `packed`.
+    /// `split`, `packed` or `nvme`.
     pub format: String,
-    /// Number of descriptors.
+    /// Number of descriptors or entries.
     pub size: u16,
     /// Whether notifications are suppressed by index.
     pub event_index: bool,
@@ -36,7 +39,7 @@ pub struct QueueState {
     pub driver_index: u16,
     /// Index up to which the volume has taken them.
     pub taken_index: u16,
-    /// Index up to which the volume has given them back.
+    /// Index up to which the volume has given them back. 0 for NVMe, which completes commands in any order.
     pub used_index: u16,
     /// Whether the volume asks for kicks.
     pub armed: bool,
@@ -54,7 +57,7 @@ pub struct QueueState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InFlight {
-    /// Its head descriptor (for packed queues, its buffer id).
+    /// Its head descriptor (for packed queues, its buffer id; for NVMe, its command identifier).
     pub head: u16,
     /// The operation's word.
     pub operation: String,

@@ -21,7 +21,7 @@ pub enum Request {
     Limit(LimitChange),
     /// Changes the size of a disk, and tells the guest.
     Resize {
-        /// The LUN; 0 for vhost-user-blk.
+        /// The LUN; 0 for a device with one disk.
         #[serde(default)]
         disk: u32,
         /// The new size. Default: the present size of the file or device.
@@ -29,7 +29,7 @@ pub enum Request {
     },
     /// Accepts that a disk has lost writes, so that flushes can succeed again.
     ResetErrors {
-        /// The LUN; 0 for vhost-user-blk.
+        /// The LUN; 0 for a device with one disk.
         #[serde(default)]
         disk: u32,
     },

@@ -18,10 +18,12 @@ pub struct Stat {
     pub uptime: f64,
     /// The kind of device that the VM gets.
     pub device: Device,
-    /// Path of the vhost-user socket.
+    /// Path of the socket for QEMU.
     pub socket: String,
     /// The VM that gets it, if its configuration names one.
     pub vm: Option<String>,
+    /// The process id of the holder, which has the connection to QEMU of an nvme volume.
+    pub holder: Option<u32>,
     /// The connected front end.
     pub front_end: Option<FrontEnd>,
     /// Number of front ends so far.
@@ -46,7 +48,7 @@ pub struct Stat {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FrontEnd {
-    /// Its process id.
+    /// Its process id; 0 if only the holder knows it.
     pub pid: u32,
     /// Seconds since it connected.
     pub since: f64,
@@ -56,7 +58,7 @@ pub struct FrontEnd {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DiskStat {
-    /// The LUN; 0 for vhost-user-blk.
+    /// The LUN; 0 for a device with one disk.
     pub disk: u32,
     /// Where its data is stored.
     pub backend: BackendKind,

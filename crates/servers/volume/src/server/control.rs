@@ -115,6 +115,7 @@ impl Shared {
             volume: self.config.name.clone(),
             features: front_end_info.features,
             protocol_features: front_end_info.protocol,
+            controller: None,
             queues,
         }
     }
@@ -146,6 +147,7 @@ impl Shared {
             device: config.device,
             socket: config.socket.display().to_string(),
             vm: config.vm.clone(),
+            holder: None,
             front_end: front_end_info
                 .front_end
                 .map(|(pid, since)| FrontEnd { pid, since: since.elapsed().as_secs_f64() }),

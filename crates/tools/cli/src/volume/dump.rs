@@ -4,7 +4,7 @@ use super::connect;
 use super::show::time;
 use crate::output::{self, Table};
 use anyhow::{Result, bail};
-use ginnel_volume_control::{Answer, Dump, Request, VolumePaths};
+use ginnel_volume_control::{Answer, Controller, Dump, Request, VolumePaths};
 
 /// Shows the state of a volume's queues and of the requests in flight, for example when a guest is stuck.
 #[derive(clap::Args)]
@@ -24,6 +24,7 @@ pub fn run(paths: &VolumePaths, args: &Args) -> Result<()> {
 }
 
 fn page(dump: &Dump) -> String {
+    let is_nvme = dump.controller.is_some();
     let mut queues = Table::new(&[
         "QUEUE",
         "THREAD",
@@ -39,8 +40,16 @@ fn page(dump: &Dump) -> String {
         "CALLS",
         "WAITS FOR LIMIT",
     ]);
-    let mut requests =
-        Table::new(&["QUEUE", "HEAD", "REQUEST", "DISK", "OFFSET", "LENGTH", "AGE", "WAITS FOR"]);
+    let mut requests = Table::new(&[
+        "QUEUE",
+        if is_nvme { "COMMAND" } else { "HEAD" },
+        "REQUEST",
+        "DISK",
+        "OFFSET",
+        "LENGTH",
+        "AGE",
+        "WAITS FOR",
+    ]);
     let yes = |value| if value { "yes" } else { "no" }.to_owned();
     for q in &dump.queues {
         queues.row([
@@ -51,7 +60,7 @@ fn page(dump: &Dump) -> String {
             q.size.to_string(),
             q.driver_index.to_string(),
             q.taken_index.to_string(),
-            q.used_index.to_string(),
+            if is_nvme { "-".into() } else { q.used_index.to_string() },
             q.in_flight.len().to_string(),
             yes(q.armed),
             q.kicks.to_string(),
@@ -74,23 +83,99 @@ fn page(dump: &Dump) -> String {
             ]);
         }
     }
-    let mut parts = vec![
-        format!(
+    let head = match &dump.controller {
+        Some(controller) => format!("volume {}: {}", dump.volume, registers(controller)),
+        None => format!(
             "volume {}: features {:#x}, protocol features {:#x}",
             dump.volume, dump.features, dump.protocol_features
         ),
-        queues.to_string(),
-    ];
+    };
+    let mut parts = vec![head, queues.to_string()];
+    parts.extend(
+        dump.controller
+            .as_ref()
+            .map(completion_queues)
+            .filter(|table| !table.is_empty())
+            .map(|t| t.to_string()),
+    );
     if !requests.is_empty() {
         parts.push(requests.to_string());
     }
     parts.join("\n\n")
 }
 
+/// Returns the controller's registers, in hexadecimal and in words.
+fn registers(controller: &Controller) -> String {
+    format!(
+        "controller {} (CC {:#x}, CSTS {:#x}); doorbells: {}; event requests: {}",
+        controller.condition(),
+        controller.cc,
+        controller.csts,
+        controller.doorbells,
+        controller.event_requests
+    )
+}
+
+fn completion_queues(controller: &Controller) -> Table {
+    let mut table =
+        Table::new(&["COMPLETION QUEUE", "OF", "SIZE", "TAIL", "DRIVER AT", "POSTED", "ROOM", "VECTOR"]);
+    for q in &controller.completion_queues {
+        let of: Vec<_> = q.submission_queues.iter().map(u16::to_string).collect();
+        table.row([
+            q.queue.to_string(),
+            of.join(","),
+            q.size.to_string(),
+            q.tail.to_string(),
+            q.driver_head.to_string(),
+            q.posted.to_string(),
+            q.room.to_string(),
+            q.vector.map_or_else(|| "-".into(), |vector| vector.to_string()),
+        ]);
+    }
+    table
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ginnel_volume_control::{InFlight, QueueState};
+    use ginnel_volume_control::{CompletionQueue, InFlight, QueueState};
+
+    #[test]
+    fn a_controller_and_its_completion_queues_are_shown() {
+        let completions = CompletionQueue {
+            queue: 1,
+            submission_queues: vec![1, 2],
+            size: 64,
+            posted: 4711,
+            vector: Some(1),
+            ..Default::default()
+        };
+        let controller = Controller {
+            cc: 1,
+            csts: 1,
+            doorbells: "shadow".into(),
+            completion_queues: vec![completions],
+            ..Default::default()
+        };
+        let queue = QueueState { queue: 1, format: "nvme".into(), ..Default::default() };
+        let dump = Dump {
+            volume: "v".into(),
+            controller: Some(controller),
+            queues: vec![queue],
+            ..Default::default()
+        };
+        let page = page(&dump);
+        assert!(
+            page.starts_with("volume v: controller ready (CC 0x1, CSTS 0x1); doorbells: shadow"),
+            "{page}"
+        );
+        let line = page.lines().find(|line| line.contains("4711")).unwrap();
+        assert_eq!(
+            line.split_whitespace().collect::<Vec<_>>(),
+            ["1", "1,2", "64", "0", "0", "4711", "0", "1"]
+        );
+        assert!(!page.contains("features"), "{page}");
+    }
 
     #[test]
     fn requests_in_flight_are_shown() {

@@ -4,7 +4,7 @@ use super::{ask_stat, limits_text};
 use crate::output::{self, Table};
 use crate::status::period;
 use anyhow::Result;
-use ginnel_volume_control::{Client, OperationStat, Stat};
+use ginnel_volume_control::{Client, FrontEnd, OperationStat, Stat};
 use std::time::Duration;
 
 /// Returns everything about a volume.
@@ -21,13 +21,15 @@ pub fn page(stat: &Stat) -> String {
 fn head(stat: &Stat) -> String {
     let vm = stat.vm.as_ref().map(|vm| format!(" for VM {vm}")).unwrap_or_default();
     let front_end = match &stat.front_end {
-        Some(front_end) => {
-            format!("process {} has been connected for {}", front_end.pid, period(front_end.since as u64))
+        Some(FrontEnd { pid: 0, since }) => format!("QEMU has been connected for {}", period(*since as u64)),
+        Some(FrontEnd { pid, since }) => {
+            format!("process {pid} has been connected for {}", period(*since as u64))
         }
         None => "no front end is connected".into(),
     };
+    let holder = stat.holder.map(|pid| format!("; holder: process {pid}")).unwrap_or_default();
     format!(
-        "volume {} ({}){vm}, version {}, process {}, up {}\n{front_end}; connections so far: {}\nsocket {}; waits: {}; sandbox: {}; {}",
+        "volume {} ({}){vm}, version {}, process {}, up {}\n{front_end}; connections so far: {}{holder}\nsocket {}; waits: {}; sandbox: {}; {}",
         stat.volume,
         stat.device,
         stat.version,
@@ -203,7 +205,7 @@ pub fn time(nanoseconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ginnel_volume_control::{DiskStat, FrontEnd, Latency, QueueStat};
+    use ginnel_volume_control::{DiskStat, Latency, QueueStat};
 
     #[test]
     fn times_have_three_digits() {

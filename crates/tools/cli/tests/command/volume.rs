@@ -234,6 +234,28 @@ fn the_printed_qemu_options_are_those_that_are_checked() {
     volumes.expect(1, "qemu-args b");
 }
 
+#[test]
+fn an_nvme_volume_takes_a_new_qemu_and_keeps_its_vm_here() {
+    let volumes = Volumes::new();
+    volumes.configure("fast", "vm = 'a'\ndevice = 'nvme'\n[[disk]]\npath = 'IMAGE'");
+    let (_, said) = volumes.expect(1, "qemu-args a --memory 512M --qemu-version 10.0");
+    assert!(said.contains("volume fast is an nvme device, which takes QEMU 10.1 or later"), "{said}");
+    let (printed, hints) = volumes.expect(0, "qemu-args a --memory 512M --qemu-version 10.1");
+    assert!(hints.contains("cannot migrate live") && hints.contains("cannot be unplugged"), "{hints}");
+    let check = |line: &str| {
+        let words =
+            format!("qemu-system-x86_64 -M q35 {line}").split_whitespace().collect::<Vec<_>>().join(" ");
+        volumes.command("qemu-args a --qemu-version 11.1 --check").arg(words).output().unwrap()
+    };
+    let good = check(&printed);
+    assert!(good.status.success(), "{good:?}");
+    let migrates = check(&printed.replace("-device ivshmem-plain", "-device x"));
+    let said = String::from_utf8_lossy(&migrates.stderr).into_owned();
+    assert!(!migrates.status.success() && said.contains("could migrate live"), "{said}");
+    assert!(volumes.good("libvirt-xml a").contains(r#"{"driver":"vfio-user-pci","#));
+    assert!(volumes.good("volume list").contains("nvme"));
+}
+
 /// Returns whether this machine's QEMU accepts these arguments: it starts, does nothing, and is told to end.
 fn qemu_takes(arguments: &[&str]) -> Output {
     use std::io::Write;
