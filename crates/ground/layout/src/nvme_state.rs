@@ -18,14 +18,14 @@
 //! slot. The bytes 8 to 23 of a command are reserved or not used (CDW2, CDW3 and MPTR), and a slot has its two words there. Thus a
 //! slot is one cache line.
 //!
-//! - [`slot::TAKEN`] is `2 * number + 1` if the command in the slot is in flight, and `2 * number` if it is completed. A slot that was never
-//!   used has 0. So the largest number of all slots is that of the last command that was taken.
+//! - [`slot::TAKEN`] is `2 * number + 1` if the command in the slot is in flight, and `2 * number` if it is completed. A slot that was
+//!   never used has 0. So the largest number of all slots is that of the last command that was taken.
 //! - [`slot::COMPLETING`] is 0, or, from the moment before the completion is written, its position + 1. The position of a
 //!   completion is the number of all completions that were posted to its queue before.
 //!
 //! To take a command: the command; `COMPLETING` 0; `TAKEN`. To complete it: `COMPLETING`; the completion in the guest's memory;
-//! [`completion::TAIL`]; `TAKEN`. A process that is killed has done all its stores up to some instruction, so these orders are the compiler's,
-//! and each store is a release.
+//! [`completion::TAIL`]; `TAKEN`. A process that is killed has done all its stores up to some instruction, so only the compiler could
+//! change these orders, and each store is a release.
 
 use crate::nvme::{COMMAND, Command};
 

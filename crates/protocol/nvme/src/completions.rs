@@ -165,7 +165,7 @@ impl<M: SharedMemory> Completions<M> {
 
     #[inline]
     fn advance(&mut self) {
-        self.posted += 1;
+        self.posted = self.posted.wrapping_add(1);
         self.state.store_release_u64(self.tail_at, self.posted);
         self.tail = next(self.tail, self.size);
         self.phase ^= self.tail == 0;

@@ -1,5 +1,5 @@
-//! NVMe queues, both sides, and what a controller needs around them: the record from which a killed device continues, PRP lists, and Identify
-//! (NVM Express base specification, revision 1.4; section numbers are of that revision).
+//! NVMe queues, both sides, and what a controller needs around them: the record from which a killed device continues, PRP lists, and
+//! the answers to Identify and Get Log Page (NVM Express base specification, revision 1.4; section numbers are of that revision).
 //!
 //! All access goes through [`ginnel_shmem::SharedMemory`], so the tests model, fuzz and sanitize the same code that runs in the product.
 //! The other side may be hostile: each value is read once, checked, then used. A driver that breaks its queues gets [`Broken`], never a
@@ -32,8 +32,12 @@
 
 mod completions;
 mod doorbell;
+mod driver;
 mod error;
 mod group;
+pub mod identify;
+pub mod log;
+pub mod prp;
 mod ring;
 mod slots;
 mod state;
@@ -41,6 +45,7 @@ mod submissions;
 
 pub use completions::CompletionState;
 pub use doorbell::Doorbell;
+pub use driver::{DriverCompletions, DriverDoorbell, DriverSubmissions};
 pub use error::{Broken, Corrupt, SetupError};
 use ginnel_guest_memory::Area;
 pub use group::{QueueGroup, Ticket};

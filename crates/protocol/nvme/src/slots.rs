@@ -94,7 +94,7 @@ impl<M: SharedMemory> Slots<M> {
     /// Records that the completion of a command is about to be written at a position.
     #[inline]
     pub fn completing(&self, slot: u16, position: u64) {
-        self.memory.store_release_u64(self.word(slot, slot::COMPLETING), position + 1);
+        self.memory.store_release_u64(self.word(slot, slot::COMPLETING), position.wrapping_add(1));
     }
 
     /// Records that no completion is being written.

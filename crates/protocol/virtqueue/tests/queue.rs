@@ -84,7 +84,11 @@ fn requests_go_around_the_ring() {
 
 impl Pair {
     fn guest_buffer(&self, segment: &Segment) -> ginnel_guest_memory::Buffer {
-        ginnel_guest_memory::Buffer { region: 0, at: (segment.address - rig::GUEST) as usize, len: segment.len }
+        ginnel_guest_memory::Buffer {
+            region: 0,
+            at: (segment.address - rig::GUEST) as usize,
+            len: segment.len,
+        }
     }
 }
 
