@@ -18,13 +18,13 @@
 
 mod link;
 
+use crate::namer::{Namer, NewSocket};
 use crate::packet::{self, Gone, MAX_FDS, Packet};
 use anyhow::{Context, bail};
 use link::{Link, Refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
-use rustix::net::SocketType;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -70,7 +70,7 @@ enum Backend {
 impl Keeper {
     /// Finds the keeper, or starts one with a socket at this path, and fetches the descriptors that it holds. The process must
     /// not have other threads yet, and must call this only once, because it takes over descriptors from the environment.
-    pub fn open(socket: &Path) -> anyhow::Result<(Self, Held)> {
+    pub fn open(socket: &Path, namer: &mut Namer) -> anyhow::Result<(Self, Held)> {
         let notify = std::env::var_os("NOTIFY_SOCKET").is_some();
         if notify && ["FDSTORE", STORE_VARIABLE].iter().any(|v| std::env::var_os(v).is_some_and(|n| n != "0"))
         {
@@ -78,8 +78,8 @@ impl Keeper {
             let counts = held.iter().map(|(name, fds)| (name.clone(), fds.len())).collect();
             return Ok((Self(Backend::Systemd(counts)), held));
         }
-        let open = || {
-            let (connection, child) = connect(socket)?;
+        let mut open = || {
+            let (connection, child) = connect(socket, namer)?;
             let held = fetch(connection.as_fd())?;
             Ok::<_, anyhow::Error>((
                 Self(Backend::Process { socket: socket.to_owned(), link: Link::new(connection), child }),
@@ -158,13 +158,13 @@ impl Keeper {
     }
 
     /// Starts a keeper in place of one that has died. The new one holds nothing.
-    pub fn reopen(&mut self) -> anyhow::Result<()> {
+    pub fn reopen(&mut self, namer: &mut Namer) -> anyhow::Result<()> {
         let Backend::Process { socket, child, .. } = &mut self.0 else { return Ok(()) };
         if let Some(mut child) = child.take() {
             let _ = child.try_wait();
         }
         let socket = socket.clone();
-        *self = Self::open(&socket)?.0;
+        *self = Self::open(&socket, namer)?.0;
         Ok(())
     }
 
@@ -237,14 +237,18 @@ fn closed(error: &anyhow::Error) -> bool {
 }
 
 /// Connects to the keeper, and starts it if there is none.
-fn connect(socket: &Path) -> anyhow::Result<(OwnedFd, Option<Child>)> {
-    if let Ok(connection) = packet::connect_to(socket) {
+fn connect(socket: &Path, namer: &mut Namer) -> anyhow::Result<(OwnedFd, Option<Child>)> {
+    // To look for a socket that is not there is to wait for whoever holds the lock of the folder.
+    if namer.is_there(socket)?
+        && let Ok(connection) = packet::connect_to(socket)
+    {
         patient(&connection)?;
         return Ok((connection, None));
     }
     // The daemon makes the keeper's socket, so that it can talk to the keeper at once. This also replaces the socket of a dead
     // keeper.
-    let listener = packet::listen_at(socket, SocketType::SEQPACKET)?;
+    let new = NewSocket { path: socket.to_owned(), packets: true, user: None, group: None, mode: 0o600 };
+    let listener = namer.socket(&new)?;
     let program = std::env::current_exe().context("this program's own file")?;
     let mut command = Command::new(program);
     command.arg("keeper").arg("--socket").arg(socket);

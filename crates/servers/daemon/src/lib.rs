@@ -3,6 +3,7 @@
 //!
 //! This is a library only so that tests and fuzzers can reach the parsers; the program is `ginneld`.
 
+mod at_hand;
 pub mod closer;
 pub mod control_link;
 pub mod descriptors;
@@ -15,6 +16,7 @@ pub mod host;
 pub mod interrupt;
 pub mod keeper;
 pub mod logging;
+pub mod namer;
 pub mod packet;
 pub mod pidwatch;
 pub mod poller;

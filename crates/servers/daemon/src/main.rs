@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 use ginnel_config::Problem;
 use ginnel_daemon::strangers::helper;
-use ginnel_daemon::{guest, host, keeper, spawned};
+use ginnel_daemon::{guest, host, keeper, namer, spawned};
 use std::process::ExitCode;
 
 /// The control daemon of Ginnel.
@@ -26,6 +26,9 @@ enum Role {
     /// Examine and close the descriptors that the programs of one user have sent to a daemon.
     #[command(hide = true)]
     Helper(helper::Args),
+    /// Make and remove names in a folder through which others may pass. The requests come over standard input.
+    #[command(hide = true)]
+    Namer,
     /// Change the file of a segment, which is standard input.
     #[command(hide = true)]
     File(host::file_work::Args),
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Role::Guest(args) => guest::run(args),
         Role::Keeper(args) => keeper::run(args),
         Role::Helper(args) => helper::run(args),
+        Role::Namer => namer::run(),
         Role::File(args) => host::file_work::run(args),
         Role::NewFile(args) => host::file_making::run(args),
         Role::Holders(args) => host::holders::run(args),

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// The number of connections that may wait at a listening socket.
-const BACKLOG: i32 = 256;
+pub const BACKLOG: i32 = 256;
 
 /// A received packet.
 #[derive(Debug)]

@@ -39,20 +39,27 @@ pub struct Spawned {
 }
 
 impl Spawned {
-    /// Starts a process. Its end is an event with this token.
-    pub fn start(command: &mut Command, poller: &Poller, token: u64) -> io::Result<Self> {
+    /// Starts a process.
+    pub fn start(command: &mut Command) -> io::Result<Self> {
         let mut child = command.spawn()?;
-        let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
-        let watched =
-            ended.map_err(io::Error::from).and_then(|fd| poller.add(&fd, token, Interest::READ).map(|()| fd));
-        match watched {
+        match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(ended) => Ok(Self { child, ended }),
-            Err(error) => {
+            Err(errno) => {
                 // It has been given nothing yet, so it ends at once.
                 let _ = child.kill().and_then(|()| child.wait());
-                Err(error)
+                Err(errno.into())
             }
         }
+    }
+
+    /// Starts a process whose end is an event with this token.
+    pub fn start_with(command: &mut Command, poller: &Poller, token: u64) -> io::Result<Self> {
+        let mut started = Self::start(command)?;
+        if let Err(error) = poller.add(&started.ended, token, Interest::READ) {
+            let _ = started.child.kill().and_then(|()| started.child.wait());
+            return Err(error);
+        }
+        Ok(started)
     }
 
     /// Returns the number of the process.
@@ -80,6 +87,11 @@ impl Spawned {
     /// Forgets a process that has ended. Returns how, if that is known.
     pub fn bury(mut self, poller: &Poller) -> Option<ExitStatus> {
         poller.remove(&self.ended);
+        self.try_bury()
+    }
+
+    /// Buries a process if it has ended. Returns how it has ended.
+    pub fn try_bury(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 }

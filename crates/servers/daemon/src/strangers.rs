@@ -295,7 +295,7 @@ impl<Id: Copy + Ord> Strangers<Id> {
         let mut command = (self.command)(uid);
         command.stdin(Stdio::from(far)).stdout(Stdio::null());
         let number = self.numbers;
-        let process = Spawned::start(&mut command, poller, (self.token)(number + 1))?;
+        let process = Spawned::start_with(&mut command, poller, (self.token)(number + 1))?;
         if let Err(error) = poller.add(&near, (self.token)(number), Interest::READ) {
             // It ends with its socket.
             self.ending.insert(number, (uid, Instant::now(), process));

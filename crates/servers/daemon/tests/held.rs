@@ -4,19 +4,17 @@
 use ginnel_daemon::packet;
 use ginnel_fdpass::SendFlags;
 use ginnel_layout::wire::{self, Header, Kind, SocketReport, SocketRole};
+use kit::daemon::holder::{NOBODY, serves, silent_file, start_holder, stay};
 use kit::daemon::*;
-use kit::hold::{SilentFile, become_user, lingering};
-use kit::process::Process;
+use kit::hold::lingering;
 use kit::wait::{WATCHDOG, wait_for};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use serde_json::json;
-use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -28,11 +26,8 @@ size = \"8M\"
 members = [\"host\"]
 allow_users = [65534]
 ";
-const NOBODY: u32 = 65534;
 /// Many connections, but not more than a user may have.
 const FLOOD: usize = 3000;
-/// The line that says that everything is held.
-const HELD: &str = "held\n";
 
 /// Reports a socket. Returns false if the daemon has ended the connection.
 fn report<Fd: AsFd>(client: &Client, fds: &[Fd]) -> bool {
@@ -53,19 +48,6 @@ fn hello(socket: &std::path::Path) -> Client {
     let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: wire::features::SOCKETS };
     client.ask::<wire::HelloOk>(Kind::HELLO, hello.as_bytes(), Kind::HELLO_OK).unwrap();
     client
-}
-
-/// Makes this process an ordinary user's, with a file system that does not answer. If that is impossible, says why.
-fn silent_file() -> Option<SilentFile> {
-    become_user(NOBODY);
-    let path = |name| std::path::PathBuf::from(std::env::var_os(name).unwrap());
-    SilentFile::mount(&path("TEST_FUSE"), &path("TEST_PLACE")).map_err(|why| println!("{why}")).ok()
-}
-
-/// Says that everything is held, and holds it as long as the test wants.
-fn stay() {
-    print!("{HELD}");
-    let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
 kit::program! {
@@ -157,41 +139,6 @@ kit::program! {
         }
         stay();
     }
-}
-
-/// Starts a holder; `None` if the machine does not let it hold anything.
-fn start_holder<F: Fn()>(daemon: &Daemon, program: F) -> Option<Process> {
-    let place = daemon.dir.path().join("silent");
-    let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-    std::fs::create_dir_all(&place).unwrap();
-    for dir in [daemon.dir.path(), &place] {
-        std::fs::set_permissions(dir, Clone::clone(&all)).unwrap();
-    }
-    // Where only root may open the device, root may still make another node of it.
-    let own = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(&own, all).unwrap();
-    let device = kit::hold::device(own.path());
-    let mut command = daemon.program(program);
-    command.env("TEST_PLACE", &place).env("TEST_FUSE", device).stdout(Stdio::piped());
-    let mut child = Process(command.spawn().unwrap());
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    if line != HELD {
-        assert!(!line.is_empty(), "the holder has failed");
-        kit::skip!("no FUSE in a user namespace: {}", line.trim());
-        return None;
-    }
-    Some(child)
-}
-
-/// Checks that others are served in time.
-fn serves(daemon: &mut Daemon) {
-    let before = Instant::now();
-    for _ in 0..20 {
-        daemon.attach("web", "honest");
-    }
-    assert!(daemon.is_running());
-    assert!(before.elapsed() < WATCHDOG / 4, "served, but late: {:?}", before.elapsed());
 }
 
 #[test]
@@ -385,109 +332,4 @@ fn a_program_that_holds_the_lock_of_a_segments_file_holds_up_neither_a_successor
         (stat.mode() & 0o777 == 0o600 && stat.blocks() * 512 >= stat.len()).then_some(())
     });
     serves(&mut daemon);
-}
-
-/// Returns when a thread that does this waits in the kernel, where no signal ends the wait.
-fn until_it_waits(call: impl FnOnce() + Send + 'static) {
-    let (tell, told) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        tell.send(rustix::thread::gettid()).unwrap();
-        call();
-    });
-    let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
-    wait_for("a thread that holds the lock", || {
-        std::fs::read_to_string(&stat).unwrap().contains(") D ").then_some(())
-    });
-}
-
-kit::program! {
-    /// Holds the lock of the daemon's own folder: renames a file into it from a folder whose lock it holds. The kernel takes the locks of
-    /// both folders before it finds out that this is not allowed.
-    fn renamer() {
-        let Some(mut silent) = silent_file() else { return };
-        let shm = program_socket().parent().unwrap().with_file_name("shm");
-        let theirs = shm.join("theirs");
-        std::fs::create_dir(&theirs).unwrap();
-        std::fs::write(theirs.join("file"), "").unwrap();
-        silent.list(&std::fs::File::open(&theirs).unwrap());
-        until_it_waits(move || drop(std::fs::rename(theirs.join("file"), shm.join("ginnel/file"))));
-        stay();
-    }
-}
-
-#[test]
-fn a_user_who_holds_the_lock_of_the_daemons_own_folder_delays_new_files_only() {
-    let more = "[segment.more]\nsize = \"8M\"\nmembers = [\"host\"]\n";
-    let mut daemon = Daemon::start_new(CONFIG);
-    let all = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
-    std::fs::set_permissions(daemon.dir.path().join("shm"), all).unwrap();
-    let gone = json!({ "op": "segment-create", "name": "gone", "size": "8M", "members": ["host"] });
-    daemon.admin(gone).unwrap();
-    let Some(holder) = start_holder(&daemon, renamer) else { return };
-    // At a start, for what is there and for what is new.
-    daemon.write_config("", &format!("{CONFIG}{more}"));
-    daemon.restart();
-    serves(&mut daemon);
-    let says = "a program holds the lock of its folder";
-    let refused = daemon.client().attach("more", "a").err().unwrap();
-    assert!(refused.text.contains(says), "{refused:?}");
-    // At run time. The one who asks waits; nobody else does.
-    let mut asking = daemon.client();
-    let late = json!({ "op": "segment-create", "name": "late", "size": "8M", "members": ["host"] });
-    asking.send(Kind::ADMIN, late.to_string().as_bytes());
-    serves(&mut daemon);
-    daemon.admin(json!({ "op": "vm-add", "name": "vm", "home": "8M" })).unwrap();
-    let refused = daemon.client().attach("home-vm", "a").err().unwrap();
-    assert!(refused.text.contains(says), "{refused:?}");
-    let remove = json!({ "op": "segment-remove", "name": "gone" });
-    let refused = daemon.admin(remove.clone()).unwrap_err();
-    assert!(refused.text.contains("cannot be removed yet"), "{refused:?}");
-    serves(&mut daemon);
-    // A daemon can be killed meanwhile.
-    daemon.restart();
-    serves(&mut daemon);
-    drop(holder);
-    wait_for("the segment", || daemon.client().attach("more", "a").ok());
-    wait_for("the removal", || daemon.admin(remove.clone()).ok());
-    wait_for("another segment", || daemon.admin(late.clone()).ok());
-    daemon.attach("late", "a");
-    wait_for("the home", || daemon.client().attach("home-vm", "a").ok());
-}
-
-kit::program! {
-    /// Holds the lock of `shm_dir`: removes a file there whose lock it holds.
-    fn remover() {
-        let Some(mut silent) = silent_file() else { return };
-        let name = program_socket().parent().unwrap().with_file_name("shm").join("theirs");
-        let file = std::fs::File::create(&name).unwrap();
-        silent.write_to(&file);
-        until_it_waits(move || drop(std::fs::remove_file(name)));
-        stay();
-    }
-}
-
-#[test]
-fn a_user_who_holds_the_lock_of_the_folder_above_delays_the_first_start_only() {
-    let mut daemon = Daemon::prepare("", CONFIG);
-    let all = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
-    std::fs::set_permissions(daemon.dir.path().join("shm"), all).unwrap();
-    let Some(holder) = start_holder(&daemon, remover) else { return };
-    daemon.start();
-    let says = "a program holds the lock of the folder above it";
-    let refused = daemon.client().attach("web", "a").err().unwrap();
-    assert!(refused.text.contains(says), "{refused:?}");
-    drop(holder);
-    wait_for("the segment", || daemon.client().attach("web", "a").ok());
-    // Now the folder exists.
-    let said = daemon.log().matches(says).count();
-    let Some(holder) = start_holder(&daemon, remover) else { return };
-    daemon.restart();
-    serves(&mut daemon);
-    daemon
-        .admin(json!({ "op": "segment-create", "name": "late", "size": "8M", "members": ["host"] }))
-        .unwrap();
-    daemon.attach("late", "a");
-    daemon.admin(json!({ "op": "segment-remove", "name": "late", "force": true })).unwrap();
-    assert_eq!(daemon.log().matches(says).count(), said);
-    drop(holder);
 }

@@ -2,6 +2,7 @@
 #![allow(missing_docs)] // Most items do what their name says.
 
 mod client;
+pub mod holder;
 pub mod qemu;
 
 use crate::build;

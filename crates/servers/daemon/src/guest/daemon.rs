@@ -12,6 +12,7 @@ use crate::excluded::Excluded;
 use crate::hangup::Hangup;
 use crate::keeper::Keeper;
 use crate::logging;
+use crate::namer::Namer;
 use crate::poller::{Interest, Poller, Ready};
 use crate::strangers::{self, Strangers, Syns};
 use crate::user_connections::Most;
@@ -261,7 +262,7 @@ impl Daemon {
         if let Some(connection) = keeper.connection() {
             self.poller.remove(connection);
         }
-        if let Err(error) = keeper.reopen() {
+        if let Err(error) = keeper.reopen(&mut Namer::default()) {
             tracing::error!("interrupts will end with this daemon: {error:#}");
             self.keeper = None;
             return;

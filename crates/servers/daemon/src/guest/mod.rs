@@ -27,19 +27,17 @@ use crate::closer::Closer;
 use crate::folder_lock::lock;
 use crate::hangup::Hangup;
 use crate::keeper::{self, Held, Keeper};
+use crate::namer::{Namer, NewSocket};
 use crate::user_connections::Most;
-use crate::{logging, packet, pidwatch};
+use crate::{logging, pidwatch};
 use anyhow::{Context, Result, anyhow, ensure};
 use control::Control;
 use daemon::Daemon;
 use dax::Kernel;
 use ginnel_config::{Account, Mode, Problem, SOCKET_PATH_MAX};
-use rustix::net::SocketType;
 use segments::Segments;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use vfio::Interrupts;
@@ -123,11 +121,10 @@ pub fn run(args: Args) -> Result<()> {
     let group = args.socket_group.as_ref().map(|group| group.group("--socket-group")).transpose()?;
     let dir = &args.runtime_dir;
     // Whoever can list a folder can hold its lock, and so the making of sockets there.
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o711)
-        .create(dir)
-        .with_context(|| format!("cannot make {}", dir.display()))?;
+    let mut namer = Namer::default();
+    namer.folder(dir, 0o711).with_context(|| format!("cannot make {}", dir.display()))?;
+    let locked = dir.join("ginneld.lock");
+    namer.file(&locked).with_context(|| format!("cannot make {}", locked.display()))?;
     // This is not a mistake in the command line, so it is tried again.
     let _lock = lock(dir, "ginneld.lock", true).map_err(|refused| anyhow!("{}", Problem::from(refused)))?;
     let stop = stop_signals()?;
@@ -139,9 +136,12 @@ pub fn run(args: Args) -> Result<()> {
     if let Err(error) = control.check_position() {
         tracing::error!("doorbells will not reach their programs: {error:#}");
     }
-    let (interrupts, keeper) = interrupts(&args, &control, sysfs, dev);
+    let (interrupts, keeper) = interrupts(&args, &control, sysfs, dev, &mut namer);
     let path = dir.join("ginnel.sock");
-    let listener = listen(&path, args.socket_mode, group)?;
+    let new = NewSocket { path: path.clone(), packets: true, user: None, group, mode: args.socket_mode.0 };
+    let listener = namer.socket(&new).with_context(|| {
+        format!("cannot listen at {} (a path of at most {} bytes)", path.display(), SOCKET_PATH_MAX)
+    })?;
     let segments = Segments::new(Kernel::default());
     // It is not dropped: the heir ends what is left open, which may take as long as a program likes.
     let mut daemon = ManuallyDrop::new(Daemon::new(
@@ -160,7 +160,7 @@ pub fn run(args: Args) -> Result<()> {
     tracing::info!("listening at {}", path.display());
     let result = daemon.run(&hangup);
     notify(sd_notify::NotifyState::Stopping);
-    let _ = fs::remove_file(&path);
+    let _ = namer.remove(&path);
     tracing::info!("stopped");
     result
 }
@@ -171,6 +171,7 @@ fn interrupts(
     control: &Control,
     sysfs: &Path,
     dev: &Path,
+    namer: &mut Namer,
 ) -> (Option<Interrupts>, Option<Keeper>) {
     if args.poll {
         tracing::info!("no interrupts, as requested: waiting programs poll");
@@ -179,7 +180,7 @@ fn interrupts(
     let (function, vectors) = (&control.function, control.identity.vectors);
     let (mut keeper, mut held) = (None, Held::new());
     if function.iommu_group().is_some() {
-        match Keeper::open(&args.runtime_dir.join("keeper.sock")) {
+        match Keeper::open(&args.runtime_dir.join("keeper.sock"), namer) {
             Ok((found, holds)) => (keeper, held) = (Some(found), holds),
             Err(error) => tracing::error!("interrupts will end with this daemon: {error:#}"),
         }
@@ -245,24 +246,6 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let digits: String = text.chars().filter(|c| *c != '-').collect();
     let number = u128::from_str_radix(&digits, 16).ok()?;
     (digits.len() == 32).then(|| number.to_be_bytes())
-}
-
-fn listen(path: &Path, mode: Mode, group: Option<u32>) -> Result<OwnedFd> {
-    // Nobody may connect before the permissions are set.
-    let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o777));
-    let listener =
-        packet::listen_at_with(path, SocketType::SEQPACKET, |socket, _| packet::ask_for_senders(socket));
-    rustix::process::umask(old);
-    let listener = listener.with_context(|| {
-        format!("cannot listen at {} (a path of at most {} bytes)", path.display(), SOCKET_PATH_MAX)
-    })?;
-    if let Some(group) = group {
-        std::os::unix::fs::chown(path, None, Some(group))
-            .with_context(|| format!("cannot give {} to group {group}", path.display()))?;
-    }
-    fs::set_permissions(path, Permissions::from_mode(mode.0))
-        .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
-    Ok(listener)
 }
 
 fn notify(state: sd_notify::NotifyState<'_>) {

@@ -8,7 +8,7 @@ use super::token::Token;
 use super::vms::Vm;
 use super::{config, random, segments};
 use crate::closer::Connected;
-use crate::packet;
+use crate::namer::{NewSocket, Unnamed};
 use crate::poller::Interest;
 use anyhow::Context;
 use ginnel_broker::books;
@@ -19,10 +19,8 @@ use ginnel_broker::record::{FilePart, Hex16, MemoryFile, Record, Text};
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::control::DAEMON_VECTOR;
 use ginnel_layout::{HOST_MEMBER, Name, segment};
-use rustix::net::SocketType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,22 +87,54 @@ impl Server {
     }
 
     /// Makes the socket for the QEMU of a VM.
-    fn listen_for(&self, vm: &config::Vm, number: u32, place: &str) -> Result<Connected, Problem> {
+    fn listen_for(&mut self, vm: &config::Vm, number: u32, place: &str) -> Result<Connected, Problem> {
         let path = self.config.vm_socket(&vm.name);
-        let failed = |error: std::io::Error| {
+        let failed = |error: Unnamed| {
             let what = format!("the socket {} cannot be made: {error}", path.display());
-            Problem::new(
-                place,
-                what,
-                "remove what is there, and run the daemon as root if others own its sockets",
-            )
+            let otherwise = "remove what is there, and run the daemon as root if others own its sockets";
+            Problem::new(place, what, error.fix(otherwise))
         };
-        let listener =
-            listen_as(&path, SocketType::STREAM, vm.user, vm.group, vm.socket_mode).map_err(failed)?;
+        let (user, group, mode) = (vm.user, vm.group, vm.socket_mode);
+        let new = NewSocket { path: path.clone(), packets: false, user, group, mode };
+        let listener = self.namer.socket(&new).map_err(failed)?;
         // Connections that nobody has accepted yet are closed with it.
         let listener = Connected::new(listener, &self.closer);
-        self.poller.add(&listener, Token::VmListener(number).into(), Interest::READ).map_err(failed)?;
+        self.poller
+            .add(&listener, Token::VmListener(number).into(), Interest::READ)
+            .map_err(|error| failed(error.into()))?;
         Ok(listener)
+    }
+
+    /// Makes the socket for programs, unless it is there. A problem says why it is not yet, or never will be.
+    pub(super) fn listen_for_programs(&mut self) -> Result<(), (Unnamed, Problem)> {
+        if self.clients.listener().is_some() {
+            return Ok(());
+        }
+        let (group, mode) = (self.config.socket_group, self.config.socket_mode);
+        let new = NewSocket { path: self.config.socket(), packets: true, user: None, group, mode };
+        let listener = self.namer.socket(&new).and_then(|listener| Ok(self.listen(listener)?));
+        listener.map_err(|error| {
+            let what = format!("the socket {} cannot be made: {error}", new.path.display());
+            let fix = error.fix("remove what is there, and let the daemon's user write there");
+            (error, Problem::new("daemon.runtime_dir", what, fix))
+        })?;
+        info!(socket = %new.path.display(), "ready");
+        Ok(())
+    }
+
+    /// Removes a file in the folder of the sockets.
+    fn remove_socket(&mut self, path: &Path) {
+        if let Err(error) = self.namer.remove(path) {
+            warn!(path = %path.display(), %error, "a socket that is not needed any more is not removed yet");
+        }
+    }
+
+    /// Removes all sockets, at the end.
+    pub(super) fn remove_sockets(&mut self) {
+        let of_vms = self.vms.values().map(|vm| self.config.vm_socket(&vm.config.name));
+        for path in of_vms.chain([self.config.socket()]).collect::<Vec<_>>() {
+            self.remove_socket(&path);
+        }
     }
 
     /// Tells the VMs that share a segment of it, and of each other's doorbells.
@@ -118,7 +148,9 @@ impl Server {
 
     /// Returns the time until the next attempt to bring back what is out of service.
     pub(super) fn until_retry(&self) -> Option<Duration> {
-        let any = !self.out_of_service.is_empty() || self.vms.values().any(|vm| vm.listener().is_none());
+        let any = !self.out_of_service.is_empty()
+            || self.clients.listener().is_none()
+            || self.vms.values().any(|vm| vm.listener().is_none());
         any.then(|| self.retry_at.saturating_duration_since(Instant::now()))
     }
 
@@ -128,6 +160,8 @@ impl Server {
             return;
         }
         self.retry_at = Instant::now() + RETRY;
+        // Why it is not there was said.
+        let _ = self.listen_for_programs();
         for number in self.vms.keys().copied().collect::<Vec<_>>() {
             let Some(vm) = self.vms.get(&number).filter(|vm| vm.listener().is_none()) else { continue };
             let config = vm.config.clone();
@@ -230,7 +264,7 @@ impl Server {
     }
 
     fn store_all(&mut self) -> anyhow::Result<()> {
-        self.keeper.reopen()?;
+        self.keeper.reopen(&mut self.namer)?;
         if let Some(connection) = self.keeper.connection() {
             self.poller.add(connection, Token::Keeper.into(), Interest::READ)?;
         }
@@ -261,7 +295,7 @@ impl Server {
         {
             self.poller.remove(listener);
         }
-        let _ = std::fs::remove_file(self.config.vm_socket(&name));
+        self.remove_socket(&self.config.vm_socket(&name));
         self.farewell(number);
         if self.broker.books().members.get(&number).is_some_and(|m| m.qemu.is_some() || m.session.is_some()) {
             self.broker.note(Record::Left { member: number });
@@ -598,21 +632,4 @@ impl Server {
 fn of_older_daemon(segment: &config::Segment, in_use: bool) -> config::Segment {
     let old = segment.at_old_place();
     if in_use || segments::is_there(&old) { old } else { segment.clone() }
-}
-
-/// Makes a listening socket with this owner, group and mode.
-pub(super) fn listen_as(
-    path: &Path,
-    kind: SocketType,
-    user: Option<u32>,
-    group: Option<u32>,
-    mode: u32,
-) -> std::io::Result<OwnedFd> {
-    packet::listen_at_with(path, kind, |socket, path| {
-        if kind == SocketType::SEQPACKET {
-            packet::ask_for_senders(socket)?; // The attach protocol needs the sender of each packet.
-        }
-        std::os::unix::fs::chown(path, user, group)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-    })
 }

@@ -13,11 +13,11 @@
 //! pages of the old one for a program (`io_uring`, `vmsplice`) that has neither the file nor a mapping any more. QEMU and its user are
 //! trusted not to do such things, as they are with the memory of their guests.
 
+use super::config;
 use super::holders::{Found, Holder, PATIENCE, WAIT};
 use super::in_use::others_have;
 use super::server::Server;
-use super::{config, own_folder};
-use crate::pidwatch;
+use crate::{at_hand, pidwatch};
 use ginnel_broker::books;
 use ginnel_broker::process::Process;
 use ginnel_broker::record::{Record, Text};
@@ -201,7 +201,7 @@ impl Server {
         }
         let Some(path) = self.segments.path(name).map(Path::to_owned) else { return false };
         self.segments.forget(name);
-        let file = own_folder::find(&path, OFlags::RDONLY | OFlags::NONBLOCK).ok().flatten().map(File::from);
+        let file = at_hand::open(&path, OFlags::RDONLY | OFlags::NONBLOCK).ok().flatten().map(File::from);
         let others = |file: File| {
             others_have(&file).inspect_err(|error| {
                 warn!(segment = %name, %error, "nobody can tell whether others have this segment's file, so it counts as if they did (is CAP_LEASE missing, or fs.leases-enable 0?)");

@@ -136,7 +136,7 @@ impl Looks {
         command.stdin(Stdio::null()).stdout(Stdio::from(say));
         let number = self.numbers;
         self.numbers += 2;
-        let process = Spawned::start(&mut command, poller, Token::Look(number + 1).into())?;
+        let process = Spawned::start_with(&mut command, poller, Token::Look(number + 1).into())?;
         if let Err(error) = poller.add(&output, Token::Look(number).into(), Interest::READ) {
             self.ending.insert(number, process);
             return Err(error);

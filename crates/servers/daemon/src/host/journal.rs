@@ -73,6 +73,11 @@ pub struct Journal {
 }
 
 impl Journal {
+    /// Returns the path of a new journal in `dir` until it gets its name. Nobody needs such a file of an earlier daemon.
+    pub fn unnamed(dir: &Path) -> PathBuf {
+        rewrite::new_path(&dir.join("journal"))
+    }
+
     /// Reads the journal in `dir`, if there is one. Returns an error if a part of it cannot be understood.
     pub fn read(dir: &Path) -> Result<Replayed, Problem> {
         let path = dir.join("journal");

@@ -11,11 +11,12 @@
 
 use super::config::OWN_FOLDER;
 use super::{file_making, random};
+use crate::at_hand;
 use crate::folder_lock::{Refused, lock};
 use crate::spawned::own_program;
 use ginnel_config::Problem;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -38,40 +39,6 @@ const ATTEMPTS: u32 = 128;
 const MOVES: u32 = 8;
 /// Opens whatever has a name, even a symbolic link.
 const ANYTHING: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// How often a name is looked for that seems not to be there. The kernel may miss one while others rename files.
-const LOOKS: u32 = 16;
-
-/// Opens a file if there is one with this name. Does not wait for the lock of its folder, as the kernel does that looks for a name which
-/// is not there: it has all names of a tmpfs or hugetlbfs at hand.
-pub fn find(path: &Path, flags: OFlags) -> Result<Option<OwnedFd>, Errno> {
-    let Some((folder, name)) = path.parent().zip(path.file_name()) else { return Ok(None) };
-    let folder = match fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
-        Err(Errno::NOENT) => return Ok(None),
-        folder => folder?,
-    };
-    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    for _ in 0..LOOKS {
-        match fs::openat2(&folder, name, flags, Mode::empty(), ResolveFlags::CACHED) {
-            Err(Errno::AGAIN) => {}
-            Err(Errno::NOENT) => return Ok(None),
-            // Linux before 5.12 cannot be asked like this.
-            Err(Errno::INVAL | Errno::NOSYS) => {
-                return match fs::openat(&folder, name, flags, Mode::empty()) {
-                    Err(Errno::NOENT) => Ok(None),
-                    opened => opened.map(Some),
-                };
-            }
-            opened => return opened.map(Some),
-        }
-    }
-    Ok(None)
-}
-
-/// Returns what is known about the file with this name, if there is one, in the same way.
-pub fn look(path: &Path) -> Option<fs::Stat> {
-    fs::fstat(find(path, OFlags::PATH).ok()??).ok()
-}
 
 /// The folders of this daemon.
 #[derive(Debug, Default)]
@@ -108,9 +75,9 @@ impl Folders {
         }
         self.ready.remove(path);
         // A look at what the kernel has at hand takes no lock. A tmpfs has everything at hand that exists.
-        let at_hand = fs::openat2(CWD, path, ANYTHING, Mode::empty(), ResolveFlags::CACHED);
-        let is_own = |folder: OwnedFd| examine(&folder, path).is_ok() && look(&path.join(LOCK)).is_some();
-        if !at_hand.is_ok_and(is_own) {
+        let found = at_hand::open(path, ANYTHING).ok().flatten();
+        let is_own = |folder| examine(&folder, path).is_ok() && at_hand::stat(&path.join(LOCK)).is_some();
+        if !found.is_some_and(is_own) {
             self.ask(path, place).map_err(Refused::Failed)?;
             check(path, place).map_err(Refused::Failed)?;
         }

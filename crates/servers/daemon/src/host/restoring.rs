@@ -7,8 +7,8 @@
 
 use super::file_making::{self, ALLOCATED, NewFile};
 use super::file_work::Args;
-use super::own_folder;
 use super::token::Token;
+use crate::at_hand;
 use crate::poller::{Interest, Poller};
 use crate::spawned::{Spawned, own_program};
 use ginnel_config::Problem;
@@ -262,7 +262,7 @@ impl Files {
         if self.is_removing(path) {
             return Ok(false);
         }
-        let file = match own_folder::find(path, OFlags::RDONLY | OFlags::NONBLOCK) {
+        let file = match at_hand::open(path, OFlags::RDONLY | OFlags::NONBLOCK) {
             Ok(Some(file)) => file,
             _ => rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?,
         };
@@ -363,7 +363,7 @@ impl Files {
         command.stdin(Stdio::from(file.try_clone()?)).stdout(Stdio::from(say));
         let number = self.numbers;
         poller.add(&news, Token::FileWork(number).into(), Interest::READ)?;
-        let process = Spawned::start(&mut command, poller, Token::FileWork(number + 1).into())?;
+        let process = Spawned::start_with(&mut command, poller, Token::FileWork(number + 1).into())?;
         self.numbers += 2;
         let path = path.to_owned();
         self.jobs.insert(number, Job { task, path, process, news, said: Vec::new(), again: false });
@@ -403,7 +403,7 @@ impl Files {
         let job = self.jobs.get_mut(&number)?;
         let Task::Restore(identity) = job.task else {
             if has_ended {
-                self.removed |= job.task == Task::RemoveUnused && own_folder::look(&job.path).is_none();
+                self.removed |= job.task == Task::RemoveUnused && at_hand::stat(&job.path).is_none();
                 self.end(number);
             } else if job.hear()
                 && let Some(poller) = &self.poller

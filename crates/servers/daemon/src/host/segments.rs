@@ -7,6 +7,7 @@ use super::fixed_size::without_truncation;
 use super::front::{Front, Repairs};
 use super::own_folder::{self, Folders};
 use super::restoring::{Files, Identity};
+use crate::at_hand;
 use ginnel_broker::broker::World;
 use ginnel_broker::objects::sync::SyncUser;
 use ginnel_broker::record::MemoryFile;
@@ -345,8 +346,7 @@ impl Segments {
     pub fn remove_leftover(&mut self, config: &config::Segment, place: &str) -> Result<(), Problem> {
         // Slices that are new lie behind everything that was ever in their file. A file of another size is refused elsewhere: the
         // configuration may be wrong. And if the journal is not believed, `open` finds out whether anybody has the file.
-        let size =
-            || own_folder::look(&config.path).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+        let size = || at_hand::stat(&config.path).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
         if config.offset.is_some() || self.is_doubtful || self.made.contains(&config.path) {
             return Ok(());
         }
@@ -752,7 +752,7 @@ fn size_of_file(file: &OwnedFd) -> u64 {
 /// Returns the offset of a new slice in a file that slices share: behind everything that was ever in it. An offset is not used
 /// again as long as the file exists, because a VM that is not declared any more may still have that part mapped.
 pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
-    let size = own_folder::look(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+    let size = at_hand::stat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     others.fold(size, u64::max).next_multiple_of(SIZE_UNIT)
 }
 
@@ -760,7 +760,7 @@ pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
 fn existing(config: &config::Segment, place: &str, may_be_longer: bool) -> Result<Option<OwnedFd>, Problem> {
     let path = config.path.display();
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = match own_folder::find(&config.path, flags) {
+    let file = match at_hand::open(&config.path, flags) {
         Ok(Some(file)) => file,
         Ok(None) => return Ok(None),
         Err(Errno::LOOP) => {
@@ -813,7 +813,7 @@ pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
 /// Returns whether a segment's file is there and was made for a daemon of this user.
 pub fn is_there(config: &config::Segment) -> bool {
     let own = rustix::process::geteuid().as_raw();
-    own_folder::look(config.shared_file.as_ref().unwrap_or(&config.path)).is_some_and(|stat| {
+    at_hand::stat(config.shared_file.as_ref().unwrap_or(&config.path)).is_some_and(|stat| {
         let owned = stat.st_uid == own || Some(stat.st_uid) == config.owner;
         owned && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
     })

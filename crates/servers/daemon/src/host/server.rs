@@ -19,6 +19,7 @@ use crate::closer::Closer;
 use crate::hangup::Hangup;
 use crate::keeper::{Held, Keeper};
 use crate::logging;
+use crate::namer::Namer;
 use crate::pidwatch::ExecChecks;
 use crate::poller::{Interest, Poller, Ready};
 use crate::strangers::{self, Strangers, Syns};
@@ -77,6 +78,8 @@ pub struct Server {
     pub(super) programs: Programs,
     pub(super) poller: Poller,
     pub(super) keeper: Keeper,
+    /// Makes the sockets.
+    pub(super) namer: Namer,
     /// The descriptors that the keeper held when the daemon started, until their member or segment is declared.
     pub(super) held: Held,
     pub(super) started: Instant,
@@ -124,8 +127,8 @@ impl Server {
         config: Config,
         books: Books,
         journal: Journal,
-        keeper: Keeper,
-        held: Held,
+        (keeper, held): (Keeper, Held),
+        namer: Namer,
         closer: Closer,
         folders: Folders,
     ) -> io::Result<Self> {
@@ -158,6 +161,7 @@ impl Server {
             programs: Programs::default(),
             poller,
             keeper,
+            namer,
             held,
             started: Instant::now(),
             more: true,

@@ -2,7 +2,6 @@
 
 use super::accepted::Chosen;
 use super::config::{self, Config};
-use super::declare::listen_as;
 use super::heartbeat::Pulse;
 use super::journal::{Journal, MarkFile};
 use super::own_folder::Folders;
@@ -12,6 +11,7 @@ use crate::closer::Closer;
 use crate::folder_lock::{Refused, lock};
 use crate::hangup::Hangup;
 use crate::keeper::{Held, Keeper};
+use crate::namer::{Namer, Unnamed};
 use anyhow::Context;
 use ginnel_broker::books::Books;
 use ginnel_broker::declared::SegmentSpec;
@@ -20,12 +20,11 @@ use ginnel_broker::record::Hex16;
 use ginnel_broker::trust::{self, Mark, NO_MARK};
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::{HOST_MEMBER, Name};
-use rustix::net::SocketType;
 use sd_notify::NotifyState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use tracing::{error, info, warn};
 
@@ -67,15 +66,23 @@ fn place(config: &Config, kind: &str, name: &Name) -> String {
 pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer, hangup: &Hangup) -> anyhow::Result<()> {
     let mut config = chosen.config.clone();
     // Whoever can list a folder can hold its lock, and so the making of sockets there.
-    make_dir(&config.runtime_dir, 0o711, "daemon.runtime_dir")?;
-    make_dir(&config.state_dir, 0o700, "daemon.state_dir")?;
-    let lock = |dir: &Path, name| lock(dir, name, true).map_err(Problem::from);
-    let _locks = (lock(&config.runtime_dir, "ginneld.lock")?, lock(&config.state_dir, "journal.lock")?);
+    let mut namer = Namer::default();
+    prepare(&mut namer, &config.runtime_dir, 0o711, "daemon.runtime_dir")?;
+    prepare(&mut namer, &config.state_dir, 0o700, "daemon.state_dir")?;
+    check_private(&config.state_dir);
+    let locks = [(&config.runtime_dir, "ginneld.lock"), (&config.state_dir, "journal.lock")];
+    for path in locks.iter().map(|(dir, name)| dir.join(name)).chain([MarkFile::path(&config.runtime_dir)]) {
+        is_free(&path, namer.file(&path))?;
+    }
+    let unnamed = Journal::unnamed(&config.state_dir);
+    is_free(&unnamed, namer.remove(&unnamed))?;
+    let _locks = locks.into_iter().map(|(dir, name)| lock(dir, name, true).map_err(Problem::from));
+    let _locks = _locks.collect::<Result<Vec<_>, _>>()?;
     let folders = own_folder(&config)?;
     let signals = signals()?;
 
     let (books, journal, mut distrusted) = books(&config)?;
-    let (mut keeper, mut held) = Keeper::open(&config.keeper_socket())?;
+    let (mut keeper, mut held) = Keeper::open(&config.keeper_socket(), &mut namer)?;
     // Without the mark, an empty journal looks like that of a first start. But then there would be nothing to keep.
     if !distrusted && books.members.is_empty() && !held.is_empty() {
         let (path, mark) = (config.state_dir.join("journal"), config.runtime_dir.join("journal.mark"));
@@ -104,37 +111,31 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer, hangup: &Hangup) -
     }
     keep_vectors(&mut config, &books, &held);
     // It is not dropped: the heir ends what is left open, which may take as long as a program likes.
-    let mut server = ManuallyDrop::new(Server::new(config, books, journal, keeper, held, closer, folders)?);
+    let mut server =
+        ManuallyDrop::new(Server::new(config, books, journal, (keeper, held), namer, closer, folders)?);
     if distrusted {
         server.segments.doubt();
     }
     server.take_over()?;
 
-    let socket = server.config.socket();
-    let (group, mode) = (server.config.socket_group, server.config.socket_mode);
-    let listener = listen_as(&socket, SocketType::SEQPACKET, None, group, mode).map_err(|error| {
-        let what = format!("the socket {} cannot be made: {error}", socket.display());
-        Problem::new(
-            "daemon.runtime_dir",
-            what,
-            "remove what is there, and let the daemon's user write there",
-        )
-    })?;
-    server.listen(listener)?;
-    info!(socket = %socket.display(), "ready");
+    match server.listen_for_programs() {
+        Ok(()) => {}
+        Err((Unnamed::Held, problem)) => {
+            error!("{problem}; until then only VMs are served, and those that start must wait");
+        }
+        Err((Unnamed::Failed(_), problem)) => return Err(problem.into()),
+    }
     chosen.accepted();
     let status = chosen.config.mistake.as_deref().unwrap_or("serving");
     let _ = sd_notify::notify(false, &[NotifyState::Ready, NotifyState::Status(status)]);
 
     server.segments.serve();
+    server.namer.serves();
     let served = server.serve(&signals, hangup);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     server.members.finish_ringing();
     info!("ending; VMs and programs keep what they have");
-    let _ = std::fs::remove_file(&socket);
-    for vm in server.vms.values() {
-        let _ = std::fs::remove_file(server.config.vm_socket(&vm.config.name));
-    }
+    server.remove_sockets();
     if stop_keeper {
         server.keeper.stop().context("stopping the keeper")?;
     }
@@ -239,11 +240,28 @@ fn own_folder(config: &Config) -> Result<Folders, Problem> {
     Ok(folders)
 }
 
-fn make_dir(path: &Path, mode: u32, key: &str) -> Result<(), Problem> {
-    std::fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(|error| {
+fn prepare(namer: &mut Namer, path: &Path, mode: u32, key: &str) -> Result<(), Problem> {
+    namer.folder(path, mode).map_err(|error| {
         let what = format!("{} cannot be created: {error}", path.display());
-        Problem::new(key, what, "create it, or name another")
+        Problem::new(key, what, error.fix("create it, or name another"))
     })
+}
+
+/// Warns if others may pass through the folder of the journal. Only then can they hold its lock, while the daemon writes the journal anew.
+fn check_private(dir: &Path) {
+    if std::fs::metadata(dir).is_ok_and(|dir| dir.permissions().mode() & 0o077 != 0) {
+        warn!(path = %dir.display(), "other users may pass through this folder, and so hold up the daemon there: chmod 0700");
+    }
+}
+
+/// Checks that the lock of the folder of this file is free. What else went wrong is found when the file is used.
+fn is_free(path: &Path, named: Result<(), Unnamed>) -> Result<(), Problem> {
+    match named {
+        Err(error @ Unnamed::Held) => {
+            Err(Problem::new(path.display(), format!("it cannot be made or removed: {error}"), error.fix("")))
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Server {

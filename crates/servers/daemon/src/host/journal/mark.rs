@@ -6,7 +6,7 @@ use ginnel_broker::trust::Mark;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The name of the file.
 const NAME: &str = "journal.mark";
@@ -19,11 +19,19 @@ const LEN: usize = 48;
 pub struct MarkFile(File);
 
 impl MarkFile {
+    /// Returns the path of the mark of a daemon with this folder for its sockets.
+    pub fn path(dir: &Path) -> PathBuf {
+        dir.join(NAME)
+    }
+
     /// Opens the file, or makes it without a mark.
     pub fn open(dir: &Path) -> io::Result<Self> {
+        let path = Self::path(dir);
         let mut options = File::options();
-        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        options.open(dir.join(NAME)).map(Self)
+        let options = options.read(true).write(true).truncate(false).mode(0o600);
+        // To make a file, even one that is there, is to wait for whoever holds the lock of the folder.
+        let there = options.open(&path);
+        there.or_else(|_| options.create(true).open(&path)).map(Self)
     }
 
     /// Reads the mark. A file with anything else is as good as none.
