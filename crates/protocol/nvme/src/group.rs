@@ -25,6 +25,11 @@ impl Ticket {
     pub fn cid(&self) -> u16 {
         self.cid
     }
+
+    /// Returns the number of the command among all of its submission queue, from 1. A command that is taken again has the same one.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
 }
 
 /// One completion queue, and the submission queues whose commands it completes: the unit that a thread owns. No method blocks, calls the
