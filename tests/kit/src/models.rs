@@ -2,6 +2,7 @@
 //!
 //! | model | of | feature |
 //! |---|---|---|
+//! | `nvme` | a driver and a device on a completion queue and its submission queues | `nvme` |
 //! | `ring` | both sides of a ring, a readiness board, a stream that changes its carrier | `ring` |
 //! | `sync` | users of a lock | `sync` |
 //! | `virtqueue` | a driver and a device on one queue | `virtqueue` |
@@ -9,6 +10,8 @@
 //!
 //! Property tests and the fuzzer share them: both make [`Op`]s.
 
+#[cfg(feature = "nvme")]
+pub mod nvme;
 #[cfg(feature = "ring")]
 pub mod ring;
 #[cfg(feature = "sync")]

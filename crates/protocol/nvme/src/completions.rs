@@ -25,9 +25,8 @@ pub(crate) struct Completions<M: SharedMemory> {
     phase: bool,
     /// The driver's head as last loaded.
     head: u16,
-    /// Number of commands that may be taken: free entries, less the commands whose completions will need one. It is negative if a
-    /// predecessor had parked commands and left no room for them.
-    pub room: i32,
+    /// Number of commands that may be taken: free entries, less the commands whose completions will need one.
+    pub room: u16,
     interrupts: bool,
     /// Whether completions were posted since the last publish.
     unpublished: bool,
@@ -90,15 +89,14 @@ impl<M: SharedMemory> Completions<M> {
         Ok(posted)
     }
 
-    /// Begins, with so many commands in flight.
-    pub fn begin(&mut self, in_flight: usize) -> Result<(), Broken> {
+    /// Begins, when it is known what a predecessor has posted.
+    pub fn begin(&mut self) -> Result<(), Broken> {
         let head = self.doorbell.load();
         if head >= self.size.into() {
             return Err(self.broken(head));
         }
         self.head = head as u16;
-        let waiting = distance(self.head, self.tail, self.size);
-        self.room = i32::from(self.size) - 1 - i32::from(waiting) - in_flight as i32;
+        self.room = self.size - 1 - distance(self.head, self.tail, self.size);
         Ok(())
     }
 
@@ -109,7 +107,7 @@ impl<M: SharedMemory> Completions<M> {
         if head >= self.size.into() || distance(self.head, head as u16, self.size) > waiting {
             return Err(self.broken(head));
         }
-        self.room += i32::from(distance(self.head, head as u16, self.size));
+        self.room += distance(self.head, head as u16, self.size);
         if self.head != head as u16 {
             self.head = head as u16;
             self.keep_quiet();
@@ -209,5 +207,5 @@ pub struct CompletionState {
     /// Number of completions that were ever posted.
     pub posted: u64,
     /// Number of commands that may be taken before the driver takes completions back.
-    pub room: i32,
+    pub room: u16,
 }

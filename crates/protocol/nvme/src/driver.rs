@@ -83,8 +83,8 @@ pub struct DriverSubmissions<M: SharedMemory> {
 }
 
 impl<M: SharedMemory> DriverSubmissions<M> {
-    /// Makes a new queue with `size` entries, for at most `commands` commands at a time. (They may be more than the queue has entries, since
-    /// the device copies them.)
+    /// Makes a new queue with `size` entries, for at most `commands` commands at a time. (They may be more than the queue has entries,
+    /// since the device copies them.)
     pub fn new(
         id: u16,
         size: u16,

@@ -77,7 +77,7 @@ impl<M: SharedMemory> QueueGroup<M> {
             }
             group.push(queue);
         }
-        completions.begin(again.len())?;
+        completions.begin()?;
         again.reverse();
         Ok(Self { completions, submissions: group, turn: 0, again, total: 0, outstanding: 0 })
     }
@@ -90,12 +90,12 @@ impl<M: SharedMemory> QueueGroup<M> {
     #[inline]
     pub fn take(&mut self) -> Result<Option<(Ticket, Command)>, Broken> {
         if !self.again.is_empty() {
-            return Ok(self.take_again());
+            return self.take_again();
         }
         for _ in 0..self.submissions.len() {
             let queue = &mut self.submissions[self.turn];
             if queue.has_next() || queue.look()? {
-                if self.completions.room <= 0 && !self.completions.look()? {
+                if self.completions.room == 0 && !self.completions.look()? {
                     return Ok(None);
                 }
                 if let Some((slot, number, command)) = queue.take() {
@@ -122,16 +122,20 @@ impl<M: SharedMemory> QueueGroup<M> {
         }
     }
 
-    /// Takes a command of a previous process again. Its completion has room already.
+    /// Takes a command of a previous process again. There is always room for it, unless it or others had been parked.
     #[cold]
-    fn take_again(&mut self) -> Option<(Ticket, Command)> {
-        let (index, slot, number) = self.again.pop()?;
+    fn take_again(&mut self) -> Result<Option<(Ticket, Command)>, Broken> {
+        if self.completions.room == 0 && !self.completions.look()? {
+            return Ok(None);
+        }
+        let Some((index, slot, number)) = self.again.pop() else { return Ok(None) };
+        self.completions.room -= 1;
         let queue = &mut self.submissions[usize::from(index)];
         let command = queue.slots.command(slot);
         queue.outstanding += 1;
         self.total += 1;
         self.outstanding += 1;
-        Some((Ticket { number, queue: index, slot, cid: command.cid }, command))
+        Ok(Some((Ticket { number, queue: index, slot, cid: command.cid }, command)))
     }
 
     /// Completes a command. A driver that polls sees it at once; [`publish`](Self::publish) is for one that sleeps. A command that is
@@ -161,7 +165,7 @@ impl<M: SharedMemory> QueueGroup<M> {
     #[must_use = "a caller that sleeps although it got `true` may sleep for ever"]
     pub fn arm(&mut self) -> bool {
         self.submissions.iter_mut().for_each(Submissions::arm);
-        if self.completions.room <= 0 {
+        if self.completions.room == 0 {
             self.completions.arm();
         }
         // This fence is between the store of the event index and our second look at the shadow. The driver has a fence between the
@@ -188,13 +192,13 @@ impl<M: SharedMemory> QueueGroup<M> {
     pub fn visible(&self) -> u64 {
         let ahead = |queue: &Submissions<M>| usize::from(queue.ahead()).min(queue.slots.free()) as u64;
         let there: u64 = self.submissions.iter().map(ahead).sum();
-        self.again.len() as u64 + if self.has_room() { there } else { 0 }
+        if self.has_room() { self.again.len() as u64 + there } else { 0 }
     }
 
     /// Returns whether there is nothing to take now. Commands that wait for room in the completion queue do not count.
     pub fn is_empty(&self) -> bool {
         let can_take = |queue: &Submissions<M>| queue.slots.has_free() && queue.ahead() > 0;
-        self.again.is_empty() && !(self.submissions.iter().any(can_take) && self.has_room())
+        !((!self.again.is_empty() || self.submissions.iter().any(can_take)) && self.has_room())
     }
 
     fn has_room(&self) -> bool {
@@ -214,7 +218,7 @@ impl<M: SharedMemory> QueueGroup<M> {
 
     /// Prepares a parked command for [`complete`](Self::complete). Returns `false` if the completion queue has no room now.
     pub fn unpark(&mut self, _ticket: &Ticket) -> Result<bool, Broken> {
-        if self.completions.room <= 0 && !self.completions.look()? {
+        if self.completions.room == 0 && !self.completions.look()? {
             return Ok(false);
         }
         self.completions.room -= 1;

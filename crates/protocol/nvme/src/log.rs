@@ -28,8 +28,8 @@ pub struct Health {
 }
 
 /// Returns the answer to a Get Log Page command: as many bytes as it asks for, or as the page has behind its offset, at most 4096. The
-/// rest of the command's buffer stays as it is. `namespace_changed` says what the log page Changed Namespace List has; the caller forgets it
-/// afterwards, unless the command has RAE.
+/// rest of the command's buffer stays as it is. `namespace_changed` says what the log page Changed Namespace List has; the caller
+/// forgets it afterwards, unless the command has RAE ([`retains_event`]).
 pub fn answer(
     properties: &Properties,
     health: &Health,

@@ -153,9 +153,9 @@ impl<M: SharedMemory> Pieces<'_, M> {
     }
 }
 
-/// Describes memory for a command, as a driver does: `pages` are guest addresses, the first one with any offset that is a multiple of 4, the
-/// others multiples of 4096; the data end in the last one. `lists` are free pages for the lists; the first list begins `skip` entries
-/// into its page. Returns both PRP entries; `None` if there are too few lists, or one is outside of the guest's memory.
+/// Describes memory for a command, as a driver does: `pages` are guest addresses, the first one with any offset that is a multiple of
+/// 4, the others multiples of 4096; the data end in the last one. `lists` are free pages for the lists; the first list begins `skip`
+/// entries into its page. Returns both PRP entries; `None` if there are too few lists, or one is outside of the guest's memory.
 pub fn describe<M: SharedMemory>(
     memory: &GuestMemory<M>,
     pages: &[u64],

@@ -1,0 +1,5 @@
+#[cfg(loom)]
+fn main() {}
+
+#[cfg(not(loom))]
+fn main() {}
