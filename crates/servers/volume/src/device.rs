@@ -2,6 +2,7 @@
 //! into the bytes of the answer.
 
 pub mod blk;
+pub mod nvme;
 pub mod scsi;
 #[cfg(test)]
 mod seed;
