@@ -25,7 +25,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const VERSION: u32 = 1;
 
 /// The largest number of I/O queues. The descriptors of a [`Hello`] fit into one packet.
-pub const MAX_QUEUES: u32 = 251;
+pub const MAX_QUEUES: u32 = crate::nvme_state::MAX_QUEUES as u32;
 
 /// The length of the longest message.
 pub const MAX_LEN: usize = 40;

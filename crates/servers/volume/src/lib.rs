@@ -11,6 +11,7 @@
 //!  turn      makes the processes of one volume run one after another
 //!  attach    the connection between the two processes of an NVMe volume
 //!  start_holder  starts the holder of an nvme volume where no unit does so
+//!  holder    the process of an NVMe volume that has QEMU's connection
 //! ```
 //!
 //! One worker owns each queue, from the moment at which the front end starts the queue until it stops it. The session
@@ -22,6 +23,7 @@ pub mod control;
 pub mod device;
 pub mod disk;
 pub mod flags;
+pub mod holder;
 pub mod limit;
 pub mod lock;
 pub mod ownership;

@@ -5,12 +5,14 @@ use clap::Parser;
 use ginnel_config::{LogFormat, Mode, Problem};
 use ginnel_volume::backend::{Backend, ImageError, Stores};
 use ginnel_volume::flags::Flags;
+use ginnel_volume::holder::registers::Shape;
+use ginnel_volume::holder::{Holder, Lifetime, Sockets};
 use ginnel_volume::ownership::Ownership;
-use ginnel_volume::sandbox::{self, Identity};
+use ginnel_volume::sandbox::{self, Identity, Role};
 use ginnel_volume::server::{Server, Signals};
 use ginnel_volume::sockets::{self, Access, Notify};
 use ginnel_volume::turn::Turn;
-use ginnel_volume::{control, start_holder};
+use ginnel_volume::{attach, control, start_holder};
 use ginnel_volume_control::VolumePaths;
 use ginnel_volume_control::config::{Config, Device};
 use std::io::IsTerminal;
@@ -37,6 +39,13 @@ fn main() -> ExitCode {
     let flags = Flags::parse();
     let complain = |error: &anyhow::Error| eprintln!("ginnel-volume: {error:#}");
     let config = match flags.config(&VolumePaths::from_environment()) {
+        Ok(config) if flags.holder && config.device != Device::Nvme => {
+            let what = format!("a {} device has no holder", config.device);
+            complain(
+                &Problem::new("--holder", what, "write device = \"nvme\", or leave --holder out").into(),
+            );
+            return ExitCode::from(EXIT_USAGE);
+        }
         Ok(config) => config,
         Err(problem) => {
             complain(&problem.into());
@@ -52,6 +61,44 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs the holder of an NVMe volume.
+fn hold(config: &Config, lifetime: Lifetime, clients: Access, identity: Option<Identity>) -> Result<()> {
+    // Two holders that start at the same time must not take each other's sockets away.
+    let mut place = config.socket.clone().into_os_string();
+    place.push(".holder");
+    let turn = Turn::take(place.as_ref(), Duration::ZERO)?;
+    let shape = Shape { queues: config.queues, slots: config.queue_size, mapped: config.are_doorbells_mapped() };
+    let mut holder = Holder::new(shape).context("no controller")?;
+    let clients = sockets::bind(&config.socket, clients)?;
+    clients.set_nonblocking(true)?;
+    let attach_socket = config.attach_socket();
+    let engines = attach::listen(&attach_socket, identity.map(Identity::ids))?;
+    let notify = Notify::from_environment();
+    let stop = stop_signals()?;
+
+    sandbox::leave_root(identity, config.sandbox)?;
+    let folders: Vec<_> = config.socket.parent().into_iter().collect();
+    let held = sandbox::enter(config.sandbox, Role::Holder, &config.name, &folders)?;
+    info!(volume = config.name, socket = %config.socket.display(), sandbox = held.word(), "holding");
+    notify.ready();
+    let sockets = Sockets { clients: &clients, engines: engines.as_fd(), stop: stop.as_fd() };
+    let result = holder.run(sockets, lifetime);
+    notify.stopping();
+    sockets::unbind(&config.socket);
+    sockets::unbind(&attach_socket);
+    turn.end();
+    Ok(result?)
+}
+
+/// Returns a socket that is readable once the process is asked to end.
+fn stop_signals() -> Result<UnixStream> {
+    let (stop, stopper) = UnixStream::pair().context("no sockets")?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::low_level::pipe::register(signal, stopper.try_clone()?).context("no signals")?;
+    }
+    Ok(stop)
+}
+
 fn run(config: Config, flags: &Flags) -> Result<()> {
     let front_ends = Access::find(&config.front_ends, "socket")?;
     let operators = Access::find(&config.operators, "control")?;
@@ -65,14 +112,15 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
         let _ = rustix::process::setsid();
     }
     start_log(&config);
-    if flags.holder {
-        anyhow::bail!("this program has no holder yet");
-    }
     if flags.start_holder && config.device == Device::Nvme {
         start_holder::start(&config)?;
     }
     // A VM may need the disk.
     doubts(&config).for_each(|doubt| warn!("{doubt}; it is obeyed nevertheless"));
+    if flags.holder {
+        let lifetime = if flags.transient { Lifetime::WhileUsed } else { Lifetime::Unlimited };
+        return hold(&config, lifetime, front_ends, identity);
+    }
     if flags.create {
         config.disks.iter().try_for_each(Backend::create)?;
     }
@@ -89,10 +137,7 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     let front_ends = sockets::bind(&config.socket, front_ends)?;
     let operators = sockets::bind(&config.control, operators)?;
     let notify = Notify::from_environment();
-    let (stop, stopper) = UnixStream::pair().context("no sockets")?;
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        signal_hook::low_level::pipe::register(signal, stopper.try_clone()?).context("no signals")?;
-    }
+    let stop = stop_signals()?;
     let (hangup, hung_up) = UnixStream::pair().context("no sockets")?;
     // A volume that was started in a terminal ends with it, as other programs do.
     if !std::io::stderr().is_terminal() {
@@ -106,7 +151,7 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     let held = Some(turn.file().as_fd());
     let stores =
         (0..config.threads).map(|worker| Stores::new(&backends, worker, held)).collect::<Result<_, _>>()?;
-    let held = sandbox::enter(config.sandbox, &config.name, &folders)?;
+    let held = sandbox::enter(config.sandbox, Role::Volume, &config.name, &folders)?;
 
     let (socket, operators_socket) = (config.socket.clone(), config.control.clone());
     let name = config.name.clone();

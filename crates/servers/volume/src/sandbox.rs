@@ -47,9 +47,18 @@ impl Restrictions {
     }
 }
 
+/// What the process does, which decides about its system calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It serves requests.
+    Volume,
+    /// It holds the connection of an NVMe volume: it has no thread, no image, no io_uring, and maps no file.
+    Holder,
+}
+
 /// Enters the sandbox. `name` is the volume's, and `folders` contain its sockets. If the kernel lacks something, that
 /// is an error if the sandbox is required, and a log message otherwise. Must be called before other threads start.
-pub fn enter(mode: SandboxMode, name: &str, folders: &[&Path]) -> Result<Restrictions, Problem> {
+pub fn enter(mode: SandboxMode, role: Role, name: &str, folders: &[&Path]) -> Result<Restrictions, Problem> {
     if mode == SandboxMode::Off {
         return Ok(Restrictions::default());
     }
@@ -67,7 +76,7 @@ pub fn enter(mode: SandboxMode, name: &str, folders: &[&Path]) -> Result<Restric
         Ok(false) => missing("Landlock", "the kernel does not support it, or has it disabled".into())?,
         Err(error) => missing("Landlock", error.to_string())?,
     };
-    let seccomp = match seccomp(name) {
+    let seccomp = match seccomp(role, name) {
         Ok(()) => true,
         Err(error) => missing("seccomp filter", error)?,
     };
@@ -92,9 +101,9 @@ fn landlock(folders: &[&Path]) -> Result<bool, landlock::RulesetError> {
     Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
 }
 
-fn seccomp(name: &str) -> Result<(), String> {
+fn seccomp(role: Role, name: &str) -> Result<(), String> {
     trap::install(name).map_err(|e| e.to_string())?;
-    for filter in calls::filters().map_err(|e| e.to_string())? {
+    for filter in calls::filters(role).map_err(|e| e.to_string())? {
         seccompiler::apply_filter_all_threads(&filter).map_err(|e| e.to_string())?;
     }
     Ok(())
@@ -118,6 +127,11 @@ impl Identity {
             })?,
         };
         Ok(Self { user: Uid::from_raw(uid), group: Gid::from_raw(gid) })
+    }
+
+    /// Returns user and group.
+    pub fn ids(self) -> (Uid, Gid) {
+        (self.user, self.group)
     }
 
     /// Becomes this ordinary user permanently, without any capability. Only root can do this, and only before other

@@ -161,3 +161,26 @@ fn the_path_lies_beside_the_socket() {
     let nobody = EngineEnd::connect(&path(&folder.path().join("v.sock"))).unwrap_err();
     assert_eq!(nobody.kind(), io::ErrorKind::NotFound);
 }
+
+#[test]
+fn one_holder_listens() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = path(&folder.path().join("v.sock"));
+    let first = listen(&place, None).unwrap();
+    assert_eq!(std::fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o600);
+    let error = listen(&place, None).unwrap_err().to_string();
+    assert!(error.contains("another holder"), "{error}");
+    let engine = EngineEnd::connect(&place).unwrap();
+    // The look of the second one is in the queue too.
+    let holders: Vec<_> = (0..3).filter_map(|_| HolderEnd::accept(first.as_fd()).unwrap()).collect();
+    assert_eq!(holders.len(), 2);
+    engine.hello(file().as_fd(), &eventfds(1)).unwrap();
+    drop((first, holders));
+    let refused = EngineEnd::connect(&place).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    drop(listen(&place, None).unwrap());
+    std::fs::remove_file(&place).unwrap();
+    std::fs::write(&place, "precious").unwrap();
+    listen(&place, None).unwrap_err();
+    assert_eq!(std::fs::read_to_string(&place).unwrap(), "precious");
+}

@@ -13,6 +13,7 @@
 //! kernels before 6.7, such a descriptor could be another process' io_uring.
 
 use crate::backend::uring::ring::{REGISTER_BUFFERS, REGISTER_ENABLE_RINGS, UNREGISTER_BUFFERS};
+use crate::sandbox::Role;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
@@ -51,6 +52,24 @@ const ALLOWED: &[i64] = &[
     #[cfg(target_arch = "x86_64")] libc::SYS_poll,
 ];
 
+/// Calls of a holder that are allowed with any arguments. It has one thread, which never waits except in `poll`.
+#[rustfmt::skip]
+const ALLOWED_TO_HOLDER: &[i64] = &[
+    // QEMU and engines, on sockets that are already bound.
+    libc::SYS_accept4, libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_sendmsg, libc::SYS_shutdown, libc::SYS_ppoll,
+    // Descriptors: kicks, guest memory by name only, the lock of the last engine, the log.
+    libc::SYS_read, libc::SYS_write, libc::SYS_writev, libc::SYS_close, libc::SYS_fstat, libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_flock,
+    // Memory.
+    libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise, libc::SYS_brk, libc::SYS_getrandom,
+    // Time, and the end.
+    libc::SYS_futex, libc::SYS_sched_yield, libc::SYS_gettid, libc::SYS_getpid, libc::SYS_exit, libc::SYS_exit_group,
+    libc::SYS_clock_gettime, libc::SYS_restart_syscall,
+    libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn, libc::SYS_sigaltstack,
+    libc::SYS_unlinkat,
+    #[cfg(target_arch = "x86_64")] libc::SYS_unlink,
+    #[cfg(target_arch = "x86_64")] libc::SYS_poll,
+];
+
 /// Calls that fail with `EACCES`: those that a panic makes while it prints its location.
 const REFUSED: &[i64] = &[
     libc::SYS_openat,
@@ -67,8 +86,8 @@ const REFUSED: &[i64] = &[
     libc::SYS_access,
 ];
 
-/// Returns the filters, to be installed in this order. Each only adds restrictions.
-pub fn filters() -> Result<Vec<BpfProgram>> {
+/// Returns the filters for a process with this role, to be installed in this order. Each only adds restrictions.
+pub fn filters(role: Role) -> Result<Vec<BpfProgram>> {
     let arch = std::env::consts::ARCH.try_into()?;
     let filter =
         |rules, otherwise, matching| SeccompFilter::new(rules, otherwise, matching, arch)?.try_into();
@@ -76,7 +95,7 @@ pub fn filters() -> Result<Vec<BpfProgram>> {
     Ok(vec![
         filter(plain(REFUSED), SeccompAction::Allow, errno(libc::EACCES))?,
         filter(plain(&[libc::SYS_clone3]), SeccompAction::Allow, errno(libc::ENOSYS))?,
-        filter(allowed()?, SeccompAction::Trap, SeccompAction::Allow)?,
+        filter(allowed(role)?, SeccompAction::Trap, SeccompAction::Allow)?,
     ])
 }
 
@@ -85,11 +104,11 @@ fn plain(calls: &[i64]) -> Rules {
     calls.iter().map(|&call| (call, Vec::new())).collect()
 }
 
-fn allowed() -> Result<Rules> {
+fn allowed(role: Role) -> Result<Rules> {
     let argument =
         |index, operator, value: u64| SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value);
     let rule = |conditions: Vec<_>| SeccompRule::new(conditions);
-    let mut rules = plain(ALLOWED);
+    let mut rules = plain(if role == Role::Holder { ALLOWED_TO_HOLDER } else { ALLOWED });
     // The other two filters answer these.
     rules.extend(plain(REFUSED));
     rules.extend(plain(&[libc::SYS_clone3]));
@@ -145,6 +164,31 @@ fn allowed() -> Result<Rules> {
     rules.insert(libc::SYS_ioctl, one_of(1, &[BLKDISCARD, FIONBIO])?);
     // Resource limits may be read.
     rules.insert(libc::SYS_prlimit64, vec![rule(vec![zero(2)?])?]);
+    if role == Role::Holder {
+        // No threads, no rings, no timeouts.
+        for call in [
+            libc::SYS_clone,
+            libc::SYS_sched_setaffinity,
+            libc::SYS_io_uring_register,
+            libc::SYS_setsockopt,
+            libc::SYS_prlimit64,
+        ] {
+            rules.remove(&call);
+        }
+        // What the eventfds of an engine and the files of a VM are.
+        rules.insert(
+            libc::SYS_fcntl,
+            one_of(1, &[libc::F_GETFD, libc::F_GETFL].map(|command| command as u64))?,
+        );
+        rules.insert(libc::SYS_ioctl, one_of(1, &[FIONBIO])?);
+        // The guest's memory cannot be mapped, nor any other file.
+        let anonymous = libc::MAP_ANONYMOUS as u64;
+        let map = vec![
+            argument(2, SeccompCmpOp::MaskedEq(exec), 0)?,
+            argument(3, SeccompCmpOp::MaskedEq(anonymous), anonymous)?,
+        ];
+        rules.insert(libc::SYS_mmap, vec![rule(map)?]);
+    }
     Ok(rules)
 }
 

@@ -3,7 +3,8 @@ mod doors;
 use super::*;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::process::CommandExt;
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Output};
 
 kit::test_that_skips_are_seen!();
@@ -30,7 +31,7 @@ kit::program! {
         let (socket, image) = (folder.path().join("v.sock"), tempfile::NamedTempFile::new().unwrap());
         File::create(&socket).unwrap();
         let hole = doors::Hole::new();
-        let held = enter(SandboxMode::Require, "web", &[folder.path()]).unwrap();
+        let held = enter(SandboxMode::Require, Role::Volume, "web", &[folder.path()]).unwrap();
         assert_eq!(held.word(), "landlock+seccomp");
         match setting.as_str() {
             "serve" => {
@@ -57,6 +58,45 @@ kit::program! {
                 None => unreachable!("{other}"),
             },
         }
+    }
+}
+
+kit::program! {
+    fn child_holder() {
+        let setting = std::env::var("GINNEL_TEST_SANDBOX").unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let held = enter(SandboxMode::Require, Role::Holder, "web", &[]).unwrap();
+        assert_eq!(held.word(), "landlock+seccomp");
+        match setting.as_str() {
+            "hold" => {
+                // A large block of memory, and messages with a descriptor.
+                let bytes = vec![1; 10 << 20];
+                let sent = ginnel_fdpass::send(ours.as_fd(), &bytes[..100], &[&file], ginnel_fdpass::SendFlags::empty());
+                assert_eq!(sent, Ok(100));
+                let got = ginnel_fdpass::receive(theirs.as_fd(), &mut [0; 100], 1, ginnel_fdpass::RecvFlags::empty());
+                assert_eq!(got.unwrap().fds.len(), 1);
+                println!("held");
+            }
+            "map" => drop(ginnel_shmem::Mapping::of_file(&file, 0, 4096, ginnel_shmem::Protection::ReadWrite)),
+            "write" => drop(std::os::unix::fs::FileExt::write_all_at(&file, &[1], 0)),
+            "thread" => drop(std::thread::spawn(|| ())),
+            "socket" => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
+            other => unreachable!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_holder_cannot_even_map_what_it_holds() {
+    let output = child(child_holder, "hold");
+    assert!(output.status.success() && text(&output).contains("held"), "{}", text(&output));
+    for what in ["map", "write", "thread", "socket"] {
+        let output = child(child_holder, what);
+        // The C library blocks all signals while it starts a thread, so nobody prints the line then.
+        let signal = output.status.code().map(|code| code - 128).or(output.status.signal());
+        assert_eq!(signal, Some(libc::SIGSYS), "{what}: {}", text(&output));
     }
 }
 
@@ -138,5 +178,5 @@ fn accounts_that_are_not_there_are_named() {
 
 #[test]
 fn a_missing_sandbox_is_reported() {
-    assert_eq!(enter(SandboxMode::Off, "web", &[]).unwrap().word(), "none");
+    assert_eq!(enter(SandboxMode::Off, Role::Volume, "web", &[]).unwrap().word(), "none");
 }
