@@ -188,7 +188,7 @@ impl Workers {
 
     fn run(&mut self, index: usize) {
         let Some(Some(start)) = self.running.get_mut(index) else { return };
-        let Start { memory, index, requests: Requests::Virtqueue(queue), .. } = start;
+        let Start { memory, index, requests: Requests::Virtqueue(queue), .. } = start else { return };
         for _ in 0..BATCH {
             // A broken ring is not used any further.
             let Ok(Some(ticket)) = queue.ring.pop(memory, &mut self.chain) else { break };
@@ -238,8 +238,8 @@ impl Queues for Workers {
         if !suspend {
             self.run(index.into());
         }
-        let Start { memory, requests: Requests::Virtqueue(mut queue), .. } =
-            self.running[usize::from(index)].take().expect("it runs");
+        let start = self.running[usize::from(index)].take().expect("it runs");
+        let Start { memory, requests: Requests::Virtqueue(mut queue), .. } = start else { return Ok(0) };
         if suspend {
             // Some requests are in flight and stay so: the next user of the queue finds them in the region.
             for _ in 0..BATCH / 2 {

@@ -19,7 +19,7 @@ pub struct Dump {
     pub queues: Vec<QueueState>,
 }
 
-/// A virtqueue, or a submission queue of NVMe. Indices are modulo 2^16, as in virtio; of NVMe they are entries of the queue.
+/// A virtqueue, with indices modulo 2^16 as in virtio; or an NVMe submission queue, with indices modulo its size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueState {
@@ -27,19 +27,19 @@ pub struct QueueState {
     pub queue: u16,
     /// The thread that owns it.
     pub thread: usize,
-    /// `running`, `stopped`, `not set up`, or `broken: ...`.
+    /// `running`, `running: ...` (what it waits for), `stopping`, `stopped`, `not set up`, or `broken: ...`.
     pub state: String,
     /// `split`, `packed` or `nvme`.
     pub format: String,
-    /// Number of descriptors or entries.
+    /// Number of descriptors, or of commands.
     pub size: u16,
-    /// Whether notifications are suppressed by index.
+    /// Whether notifications are suppressed by index (NVMe: by shadow doorbells).
     pub event_index: bool,
-    /// Index up to which the driver has made descriptors available; unknown, and 0, for packed queues.
+    /// Index up to which the driver has made descriptors available; unknown, and 0, for packed queues. NVMe: the tail.
     pub driver_index: u16,
-    /// Index up to which the volume has taken them.
+    /// Index up to which the volume has taken them. NVMe: the head.
     pub taken_index: u16,
-    /// Index up to which the volume has given them back. 0 for NVMe, which completes commands in any order.
+    /// Index up to which the volume has given them back. NVMe: the tail of the completion queue.
     pub used_index: u16,
     /// Whether the volume asks for kicks.
     pub armed: bool,
@@ -57,7 +57,7 @@ pub struct QueueState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InFlight {
-    /// Its head descriptor (for packed queues, its buffer id; for NVMe, its command identifier).
+    /// Its head descriptor (for packed queues, its buffer id; NVMe: its command identifier).
     pub head: u16,
     /// The operation's word.
     pub operation: String,

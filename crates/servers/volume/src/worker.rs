@@ -11,6 +11,7 @@
 mod barrier;
 mod hold;
 mod mailbox;
+mod parts;
 mod queue;
 mod sleep;
 mod slots;
@@ -31,7 +32,8 @@ use queue::{Queue, State};
 use sleep::Sleep;
 use slots::Slots;
 use source::Source;
-pub use source::{Requests, Start, Target, Virtqueue};
+pub use source::{Nvme, Requests, Start, Target, Virtqueue};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -99,6 +101,8 @@ struct Worker<S: Source> {
     limiter: Arc<Limiter>,
     peers: Peers,
     barriers: Barriers,
+    /// The slots of requests that go on with another operation.
+    parts: VecDeque<u32>,
     /// For each disk, whether requests that it fails wait for an operator.
     holds: Vec<bool>,
     on_hold: OnHold,
@@ -146,6 +150,7 @@ impl<S: Source> Worker<S> {
             limiter: plan.limiter,
             peers: plan.peers,
             barriers: Barriers::default(),
+            parts: VecDeque::new(),
             on_hold: OnHold::new(),
             missed: false,
             pins: plan.pin_memory,
@@ -212,6 +217,11 @@ impl<S: Source> Worker<S> {
         if self.inbox.has_orders() {
             self.began();
             self.execute_orders();
+            worked = true;
+        }
+        if !self.parts.is_empty() {
+            self.began();
+            self.go_on();
             worked = true;
         }
         if self.limiter.limits() {
@@ -399,9 +409,11 @@ impl<S: Source> Worker<S> {
     /// Handles the disk's result for a request.
     #[inline]
     fn complete(&mut self, slot: u32, result: Result<(), Failure>, now: u64) {
-        if let Err(failure) = result
-            && self.hold(slot, failure)
-        {
+        let stays = match result {
+            Ok(()) => S::has_more(&self.slots.at(slot).request) && self.goes_on(slot),
+            Err(failure) => self.hold(slot, failure),
+        };
+        if stays {
             return;
         }
         self.finish(slot, result, now);

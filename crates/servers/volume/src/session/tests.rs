@@ -48,7 +48,9 @@ impl Queues for FakeQueues {
         if self.stuck {
             return Err("the disk does not answer".to_owned());
         }
-        let Requests::Virtqueue(queue) = self.running.swap_remove(at).requests;
+        let Requests::Virtqueue(queue) = self.running.swap_remove(at).requests else {
+            panic!("a session has virtqueues")
+        };
         Ok(queue.ring.base())
     }
     fn vm_left(&mut self) {

@@ -1,7 +1,7 @@
 //! The mailboxes of workers: orders to a worker, and events from it.
 
 use super::barrier::Barrier;
-use super::source::{Source, Start, Target, Virtqueue};
+use super::source::{Nvme, Source, Start, Target, Virtqueue};
 use super::{Plan, Worker};
 use ginnel_layout::virtio_scsi;
 use ginnel_volume_control::QueueState;
@@ -198,6 +198,7 @@ impl Handle {
         let name = format!("volume-{}", plan.number);
         let thread = thread::Builder::new().name(name).spawn(move || match plan.target.clone() {
             Target::Virtio(device) => work::<Virtqueue>(device, plan, cpu, inbox, &ready),
+            Target::Nvme(namespace) => work::<Nvme>(namespace, plan, cpu, inbox, &ready),
         })?;
         is_ready.recv().map_err(|_| io::Error::other("a worker has ended before it began"))??;
         Ok(Self { orders, bell, thread: Some(thread), stuck: OnceLock::new() })

@@ -267,7 +267,8 @@ impl<S: Source> Queue<S> {
         for state in &mut states {
             state.thread = thread;
             state.state = match self.state {
-                State::Running => "running".into(),
+                State::Running if state.state.is_empty() => "running".into(),
+                State::Running => format!("running: {}", state.state),
                 State::Stopping | State::Suspending => "stopping".into(),
                 State::Broken => format!("broken: {}", self.reason),
             };
@@ -277,8 +278,9 @@ impl<S: Source> Queue<S> {
         }
         let failed = |slot| on_hold.iter().find(|(held, _)| *held == slot).map(|(_, failure)| failure);
         for (slot, entry) in slots.of_queue(self.serial) {
-            let (place, head) = entry.ticket.as_ref().map_or((0, 0), S::place);
-            let Some(state) = states.get_mut(place) else { continue };
+            let Some(ticket) = &entry.ticket else { continue };
+            let (queue, head) = self.source.place(self.index, ticket);
+            let Some(state) = states.iter_mut().find(|state| state.queue == queue) else { continue };
             state.in_flight.push(InFlight {
                 head,
                 operation: entry.op.word().into(),

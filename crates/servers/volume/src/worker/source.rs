@@ -3,15 +3,18 @@
 //! All queues of a worker are of one kind, that of its device. So the worker is generic over the kind: the choice is made
 //! once, when its thread starts, and costs nothing for each request.
 
-pub mod virtqueue;
+mod nvme;
+mod virtqueue;
 
 use crate::backend::{Failure, Op};
+use crate::device::nvme::Namespace;
 use crate::device::{Begin, Device};
 use crate::disk::Disk;
 use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_layout::virtio_scsi::Event;
 use ginnel_shmem::Mapping;
 use ginnel_volume_control::QueueState;
+pub use nvme::Nvme;
 use std::fmt::Display;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,6 +25,8 @@ pub use virtqueue::Virtqueue;
 pub enum Target {
     /// A device whose queues are virtqueues.
     Virtio(Arc<dyn Device>),
+    /// The namespace of an NVMe controller.
+    Nvme(Arc<Namespace>),
 }
 
 /// A queue that is ready to be served.
@@ -42,9 +47,12 @@ pub struct Start {
 }
 
 /// A queue of either kind.
+#[expect(clippy::large_enum_variant, reason = "it is moved only when a queue starts")]
 pub enum Requests {
     /// A virtqueue, for a worker of [`Target::Virtio`].
     Virtqueue(Virtqueue),
+    /// NVMe queues, for a worker of [`Target::Nvme`].
+    Nvme(Nvme),
 }
 
 /// A kind of queues. A request is taken, begun, finished and given back; all methods are called by the worker's thread, and
@@ -100,6 +108,17 @@ pub(super) trait Source: Sized {
     /// Returns the number of bytes that a request moves.
     fn bytes(request: &Self::Request) -> u64;
 
+    /// Returns whether a request may have another operation when the present one has ended.
+    fn has_more(_: &Self::Request) -> bool {
+        false
+    }
+
+    /// Returns the next operation of a request whose operations have succeeded so far. `None` if there is none. The rest of
+    /// them are hints: if the queue is stopped, they are not executed.
+    fn next(_: &Self::Device, _: &GuestMemory<Mapping>, _: &mut Self::Request) -> Option<Op> {
+        None
+    }
+
     /// Makes the answer to a request whose operation has ended.
     fn finish(
         &self,
@@ -151,9 +170,10 @@ pub(super) trait Source: Sized {
     }
 
     /// Returns the state of the queue of number `index`, for people who look at a guest that hangs. A queue that consists of
-    /// several has a state for each of them.
+    /// several has a state for each of them. While the queue runs, the word `state` says what it waits for, if it does.
     fn states(&self, index: u16) -> Vec<QueueState>;
 
-    /// Returns which of the [states](Source::states) a request belongs to, and the number by which the driver identifies it.
-    fn place(ticket: &Self::Ticket) -> (usize, u16);
+    /// Returns the number of the queue among the [states](Source::states) that a request belongs to, and the number by which
+    /// the driver identifies it.
+    fn place(&self, index: u16, ticket: &Self::Ticket) -> (u16, u16);
 }

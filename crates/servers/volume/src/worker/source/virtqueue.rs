@@ -32,8 +32,10 @@ impl Source for Virtqueue {
     type Broken = Corrupt;
 
     fn of(requests: Requests) -> Option<Self> {
-        let Requests::Virtqueue(queue) = requests;
-        Some(queue)
+        match requests {
+            Requests::Virtqueue(queue) => Some(queue),
+            Requests::Nvme(_) => None,
+        }
     }
 
     fn disks(device: &Self::Device) -> Vec<Arc<Disk>> {
@@ -166,7 +168,7 @@ impl Source for Virtqueue {
         }]
     }
 
-    fn place(ticket: &Ticket) -> (usize, u16) {
-        (0, ticket.id())
+    fn place(&self, index: u16, ticket: &Ticket) -> (u16, u16) {
+        (index, ticket.id())
     }
 }
