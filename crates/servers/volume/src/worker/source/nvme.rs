@@ -13,8 +13,9 @@ use ginnel_volume_control::QueueState;
 use std::sync::Arc;
 use zerocopy::FromZeros;
 
-/// A completion queue and its submission queues, seen from the controller's side. The number of this queue in
-/// [`Start`](super::Start) is that of the completion queue.
+/// A completion queue and its submission queues, seen from the controller's side. In [`Start`](super::Start), its number is
+/// that of the completion queue, and its kicks are those of the completion queue and of all submission queues. A controller
+/// whose doorbells are mapped gets no kicks.
 ///
 /// When it is stopped, all commands that were taken are complete. If it is suspended, those that were not begun stay in
 /// flight in the controller's state. Commands that were not taken stay in the submission queues either way.
