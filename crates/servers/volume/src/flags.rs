@@ -31,7 +31,7 @@ pub struct Flags {
     /// option, attaches to it.
     #[arg(long)]
     pub holder: bool,
-    /// A holder ends when neither QEMU nor an engine is there.
+    /// A holder ends when neither QEMU nor an engine has been there for ten seconds.
     #[arg(long, requires = "holder")]
     pub transient: bool,
     /// Also start a transient holder for an nvme volume that has none.

@@ -39,13 +39,6 @@ fn main() -> ExitCode {
     let flags = Flags::parse();
     let complain = |error: &anyhow::Error| eprintln!("ginnel-volume: {error:#}");
     let config = match flags.config(&VolumePaths::from_environment()) {
-        Ok(config) if flags.holder && config.device != Device::Nvme => {
-            let what = format!("a {} device has no holder", config.device);
-            complain(
-                &Problem::new("--holder", what, "write device = \"nvme\", or leave --holder out").into(),
-            );
-            return ExitCode::from(EXIT_USAGE);
-        }
         Ok(config) => config,
         Err(problem) => {
             complain(&problem.into());
@@ -67,7 +60,8 @@ fn hold(config: &Config, lifetime: Lifetime, clients: Access, identity: Option<I
     let mut place = config.socket.clone().into_os_string();
     place.push(".holder");
     let turn = Turn::take(place.as_ref(), Duration::ZERO)?;
-    let shape = Shape { queues: config.queues, slots: config.queue_size, mapped: config.are_doorbells_mapped() };
+    let shape =
+        Shape { queues: config.queues, slots: config.queue_size, mapped: config.are_doorbells_mapped() };
     let mut holder = Holder::new(shape).context("no controller")?;
     let clients = sockets::bind(&config.socket, clients)?;
     clients.set_nonblocking(true)?;
@@ -108,18 +102,19 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
         return doubts(&config).next().map_or(Ok(()), |doubt| Err(doubt.into()));
     }
     if flags.transient {
-        // Ctrl-C in the terminal of its engine is not for the holder. A process group's leader is in no terminal's way.
+        // Ctrl-C in the terminal of its engine is not for the holder. This fails if a shell has started the holder as a
+        // job of its own, and then Ctrl-C is for it.
         let _ = rustix::process::setsid();
     }
     start_log(&config);
-    if flags.start_holder && config.device == Device::Nvme {
-        start_holder::start(&config)?;
-    }
     // A VM may need the disk.
     doubts(&config).for_each(|doubt| warn!("{doubt}; it is obeyed nevertheless"));
     if flags.holder {
         let lifetime = if flags.transient { Lifetime::WhileUsed } else { Lifetime::Unlimited };
         return hold(&config, lifetime, front_ends, identity);
+    }
+    if flags.start_holder && config.device == Device::Nvme {
+        start_holder::start(&config)?;
     }
     if flags.create {
         config.disks.iter().try_for_each(Backend::create)?;

@@ -390,7 +390,7 @@ fn it_ends_when_it_is_asked_to() {
 
 #[test]
 fn a_holder_that_nobody_uses_ends_if_it_is_to() {
-    let mut holder = Holder::start("--queues 1 --while-used");
+    let mut holder = Holder::start("--queues 1 --transient");
     let client = holder.connect();
     let begin = Instant::now();
     drop(client);
@@ -407,5 +407,5 @@ fn only_one_holder_runs() {
     holder.connect();
     let said =
         holding::refuses(&["x", "--socket", "/tmp/x.sock", "--backend", "ram", "--size", "1M", "--holder"]);
-    assert!(said.contains("--holder: a blk device has no holder"), "{said}");
+    assert!(said.contains("--holder: a volume with device = \"blk\" has no holder"), "{said}");
 }
