@@ -173,6 +173,8 @@ pub mod pci {
     pub const INTX: u32 = 0;
     /// MSI-X interrupts.
     pub const MSIX: u32 = 2;
+    /// Interrupts of errors that the bus reports.
+    pub const ERR: u32 = 3;
     /// The number of kinds of interrupts: pin, MSI, MSI-X, errors and the request to release the device.
     pub const IRQS: u32 = 5;
 }

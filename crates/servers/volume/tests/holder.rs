@@ -47,9 +47,10 @@ fn a_client_finds_a_controller() {
         assert_eq!((info.num_regions, info.num_irqs), (pci::REGIONS, pci::IRQS));
         let (bar, file) = client.region(pci::BAR0).unwrap();
         assert_eq!((bar.areas.len(), file.is_some()), (areas, areas == 1));
-        for kind in 0..pci::IRQS {
+        for kind in [pci::INTX, 1, pci::MSIX, 4] {
             assert_eq!(client.irqs(kind).unwrap().count, if kind == pci::MSIX { 4 } else { 0 });
         }
+        assert!(client.irqs(pci::ERR).is_err() && client.irqs(pci::IRQS).is_err());
         let mut ids = [0; 12];
         client.read(pci::CONFIG, 0, &mut ids).unwrap();
         assert_eq!(ids[..4], [VENDOR.to_le_bytes(), DEVICE.to_le_bytes()].concat());
@@ -90,6 +91,7 @@ fn an_engine_gets_everything_and_enables_the_controller() {
     set(&mut client, register::ASQ, 0x10_0000);
     set(&mut client, register::CC, cc::enable());
     assert_eq!(register(&mut client, register::CSTS), 0, "there is no engine");
+    holder.wait_for_line("no engine is there", 1);
 
     let mut engine = holder.attach(2);
     assert_eq!(engine.ranges, [(GUEST, SIZE, 0, true), (GUEST + SIZE, 0x1000, 0x1000, false)]);

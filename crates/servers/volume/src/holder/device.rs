@@ -40,6 +40,7 @@ pub struct Device {
     odd_accesses: Hush,
     unseen: Hush,
     refused: Hush,
+    absent: Hush,
 }
 
 impl Device {
@@ -55,6 +56,7 @@ impl Device {
             odd_accesses: Hush::default(),
             unseen: Hush::default(),
             refused: Hush::default(),
+            absent: Hush::default(),
         })
     }
 
@@ -89,6 +91,8 @@ impl Device {
                 },
                 None => Answer::Refused(Errno::INVAL),
             },
+            // QEMU prints a warning if these exist and are none.
+            Request::IrqInfo { index: index::ERR } => Answer::Refused(Errno::INVAL),
             Request::IrqInfo { index } if index < index::IRQS => {
                 let count = if index == index::MSIX { self.vectors.len() as u32 } else { 0 };
                 let argsz = size_of::<IrqInfo>() as u32;
@@ -164,6 +168,7 @@ impl Device {
                     link.kick(queue);
                 }
                 if written.control {
+                    self.complain_of_absence(link);
                     link.tell(Item::Control);
                 }
             }
@@ -174,6 +179,19 @@ impl Device {
             _ => {}
         }
         Answer::Now(access.as_bytes().to_vec())
+    }
+
+    /// Says so if the guest waits for an engine that is not there.
+    fn complain_of_absence(&mut self, link: &Link) {
+        if self.registers.is_enabled()
+            && !link.is_attached()
+            && let Some(suppressed) = self.absent.allows(Instant::now())
+        {
+            warn!(
+                suppressed,
+                "the guest waits for its disk, and no engine is there: start ginnel-volume without --holder"
+            );
+        }
     }
 
     fn follow_bus_master(&mut self, link: &mut Link) {

@@ -97,6 +97,11 @@ impl Link {
         &self.files.doorbells
     }
 
+    /// Returns whether an engine is attached.
+    pub fn is_attached(&self) -> bool {
+        self.engine.is_some()
+    }
+
     /// Returns whether somebody is attached or about to be.
     pub fn is_used(&self) -> bool {
         self.engine.is_some() || self.newcomer.is_some()

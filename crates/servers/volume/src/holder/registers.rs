@@ -134,7 +134,7 @@ impl<M: SharedMemory> Registers<M> {
         let state = &self.state;
         let quiet = Written::default();
         // The queues lie where these registers said when the controller was enabled.
-        let is_enabled = state.load(CC) as u32 & cc::EN != 0;
+        let is_enabled = self.is_enabled();
         let half = |word: usize, high: bool| {
             let (old, new) = (state.load(word), u64::from(value));
             let both = if high { old & 0xffff_ffff | new << 32 } else { old & !0xffff_ffff | new };
@@ -165,6 +165,11 @@ impl<M: SharedMemory> Registers<M> {
             0x34 => half(ACQ, true),
             _ => Written { odd: Some("the register cannot be written"), ..quiet },
         }
+    }
+
+    /// Returns whether the guest wants the controller to be enabled.
+    pub fn is_enabled(&self) -> bool {
+        self.state.load(CC) as u32 & cc::EN != 0
     }
 
     fn configure(&self, value: u32) -> Written {
