@@ -68,6 +68,11 @@ impl<M: SharedMemory> Doorbell<M> {
         self.ask(0);
     }
 
+    /// Returns the present value, for people who look at a guest that hangs.
+    pub fn value(&self) -> u32 {
+        self.load()
+    }
+
     /// Loads the value, and acquires what the driver wrote before it.
     #[inline]
     pub(crate) fn load(&self) -> u32 {

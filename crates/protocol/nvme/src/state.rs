@@ -159,6 +159,22 @@ impl<M: SharedMemory> State<M> {
         (created != 0).then_some(SubmissionRecord { created, base, size: config as u16, completion })
     }
 
+    /// Returns the number of all completions that were ever posted to a queue, for people who look at a guest that hangs; 0 if there is no
+    /// such queue.
+    pub fn posted(&self, queue: u16) -> u64 {
+        self.completion_at(queue).map_or(0, |at| self.memory.load_relaxed_u64(at + completion::TAIL))
+    }
+
+    /// Returns the number of commands of a submission queue that are in flight, for people who look at a guest that hangs.
+    pub fn in_flight(&self, queue: u16) -> u16 {
+        if queue > self.queues {
+            return 0;
+        }
+        let taken = |slot: u16| self.slots_at(queue) + SLOT * usize::from(slot) + slot::TAKEN;
+        let is_in_flight = |slot: &u16| self.memory.load_relaxed_u64(taken(*slot)) & 1 != 0;
+        (0..self.slots).filter(is_in_flight).count() as u16
+    }
+
     /// Creates a completion queue: its doorbell is reset, nothing was posted to it, and then it exists. The caller has checked its
     /// address and vector.
     pub fn create_completion(

@@ -12,6 +12,7 @@
 //!  attach    the connection between the two processes of an NVMe volume
 //!  start_holder  starts the holder of an nvme volume where no unit does so
 //!  holder    the process of an NVMe volume that has QEMU's connection
+//!  nvme      the engine of an NVMe volume: the controller behind a holder
 //! ```
 //!
 //! One worker owns each queue, from the moment at which the front end starts the queue until it stops it. The session
@@ -26,6 +27,7 @@ pub mod flags;
 pub mod holder;
 pub mod limit;
 pub mod lock;
+pub mod nvme;
 pub mod ownership;
 pub mod sandbox;
 pub mod server;

@@ -7,6 +7,7 @@ use ginnel_volume::backend::{Backend, ImageError, Stores};
 use ginnel_volume::flags::Flags;
 use ginnel_volume::holder::registers::Shape;
 use ginnel_volume::holder::{Holder, Lifetime, Sockets};
+use ginnel_volume::nvme::attachment::Attachment;
 use ginnel_volume::ownership::Ownership;
 use ginnel_volume::sandbox::{self, Identity, Role};
 use ginnel_volume::server::{Server, Signals};
@@ -18,6 +19,7 @@ use ginnel_volume_control::config::{Config, Device};
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -59,7 +61,7 @@ fn hold(config: &Config, lifetime: Lifetime, clients: Access, identity: Option<I
     // Two holders that start at the same time must not take each other's sockets away.
     let mut place = config.socket.clone().into_os_string();
     place.push(".holder");
-    let turn = Turn::take(place.as_ref(), Duration::ZERO)?;
+    let turn = Turn::take(place.as_ref(), Duration::ZERO, |_| false)?;
     let shape =
         Shape { queues: config.queues, slots: config.queue_size, mapped: config.are_doorbells_mapped() };
     let mut holder = Holder::new(shape).context("no controller")?;
@@ -127,9 +129,13 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
     let patience = if sockets::is_left(&config.socket) { LOCK_TIMEOUT_AFTER_KILL } else { LOCK_TIMEOUT };
     let ownership = Ownership::new(disks, patience)?;
-    let turn = Turn::take(&config.socket, LOCK_TIMEOUT_AFTER_KILL)?;
+    // An NVMe volume has a holder, which listens at the socket in its place.
+    let is_attached = config.device == Device::Nvme;
+    let served = |socket: &Path| !is_attached && sockets::is_served(socket);
+    let turn = Turn::take(&config.socket, LOCK_TIMEOUT_AFTER_KILL, served)?;
 
-    let front_ends = sockets::bind(&config.socket, front_ends)?;
+    let front_ends = if is_attached { None } else { Some(sockets::bind(&config.socket, front_ends)?) };
+    let attachment = is_attached.then(|| Attachment::new(&config, &turn)).transpose()?;
     let operators = sockets::bind(&config.control, operators)?;
     let notify = Notify::from_environment();
     let stop = stop_signals()?;
@@ -155,9 +161,16 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     control::serve(operators, server.handler()).context("no control thread")?;
     info!(volume = name, socket = %socket.display(), sandbox = held.word(), "serving");
     notify.ready();
-    let result = server.run(&front_ends, Signals { stop: stop.as_fd(), hangup: &hangup });
+    let signals = Signals { stop: stop.as_fd(), hangup: &hangup };
+    let result = match (&front_ends, attachment) {
+        (Some(front_ends), _) => server.run(front_ends, signals),
+        (None, Some(attachment)) => server.run_attached(attachment, signals),
+        (None, None) => Ok(()),
+    };
     notify.stopping();
-    sockets::unbind(&socket);
+    if front_ends.is_some() {
+        sockets::unbind(&socket);
+    }
     sockets::unbind(&operators_socket);
     // After an error, requests may still be under way, so the turn is not given up.
     if result.is_ok() {

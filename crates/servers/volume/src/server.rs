@@ -5,10 +5,12 @@
 //! is served.
 
 mod control;
+mod nvme;
 
 use crate::backend::{Backend, Failure, Stores};
 use crate::device::Device;
 use crate::device::blk::Blk;
+use crate::device::nvme::Namespace;
 use crate::device::scsi::Scsi;
 use crate::disk::Disk;
 use crate::limit::Limiter;
@@ -17,14 +19,16 @@ use crate::session::message::{Connection, Gone};
 use crate::session::{Limits, Outcome, Queues, Session};
 use crate::stats::Counters;
 use crate::worker::{Event, Events, Handle, Order, Peers, Plan, Start, Target};
-use ginnel_volume_control::Limits as RateLimits;
+use ginnel_layout::nvme::PAGE;
 use ginnel_volume_control::config::{Config, Device as DeviceKind, OnError};
+use ginnel_volume_control::{Controller, Limits as RateLimits};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt::socket_peercred;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -39,6 +43,11 @@ pub enum Failed {
     /// A worker thread has ended.
     #[error("a worker has failed; start the volume again: what was under way is taken up then")]
     Worker,
+    /// The holder of an NVMe volume has ended.
+    #[error(
+        "the holder has ended, and the VM has lost the disk; start the holder and the volume again, and plug the disk in anew"
+    )]
+    Holder,
     /// A worker does not give a queue back.
     #[error("{0}; start the volume again when the disk is well")]
     Stuck(String),
@@ -83,7 +92,9 @@ pub struct Server {
 /// The part of a volume that its threads share.
 pub(crate) struct Shared {
     config: Config,
-    device: Arc<dyn Device>,
+    target: Target,
+    /// The number of queues, including those for control, events and administration.
+    queues: u16,
     disks: Vec<Arc<Disk>>,
     backends: Vec<Backend>,
     ownership: Ownership,
@@ -94,6 +105,8 @@ pub(crate) struct Shared {
     front_end_info: Mutex<FrontEndInfo>,
     /// For each disk, whether its size has changed and the front end has not been told yet.
     resized: Vec<AtomicBool>,
+    /// Who waits for the state of the controller of an NVMe volume, which only the main thread knows.
+    dumps: Mutex<Vec<SyncSender<Controller>>>,
     wake: OwnedFd,
     started: Instant,
 }
@@ -102,6 +115,8 @@ pub(crate) struct Shared {
 #[derive(Clone, Debug, Default)]
 struct FrontEndInfo {
     front_end: Option<(u32, Instant)>,
+    /// The holder of an NVMe volume.
+    holder: Option<u32>,
     sessions: u64,
     features: u64,
     protocol: u64,
@@ -135,19 +150,30 @@ impl Server {
         backends.iter().try_for_each(|backend| backend.start(depth))?;
         let segments = u16::try_from(config.segments).unwrap_or(u16::MAX);
         let spaces = config.disks.iter().map(|spec| spec.discard);
-        let device: Arc<dyn Device> = match (config.device, &disks[..]) {
+        let target = match (config.device, &disks[..]) {
             (DeviceKind::Blk, [disk]) => {
-                Arc::new(Blk::new(disk.clone(), config.queues, segments, spaces.fold(true, |_, space| space)))
+                let space = spaces.fold(true, |_, space| space);
+                Target::Virtio(Arc::new(Blk::new(disk.clone(), config.queues, segments, space)))
             }
-            (DeviceKind::Blk, _) => return Err(Failed::Config("a blk device has one disk".to_owned())),
+            (DeviceKind::Nvme, [disk]) => {
+                let space = spaces.fold(true, |_, space| space);
+                let transfer = (PAGE as u32) << config.mdts();
+                Target::Nvme(Arc::new(Namespace::new(disk.clone(), transfer, space)))
+            }
+            (DeviceKind::Blk | DeviceKind::Nvme, _) => {
+                return Err(Failed::Config(format!("the device {} has one disk", config.device)));
+            }
             (DeviceKind::Scsi, _) => {
-                Arc::new(Scsi::new(disks.iter().cloned().zip(spaces), config.queues, segments))
-            }
-            (DeviceKind::Nvme, _) => {
-                return Err(Failed::Config("this program serves no nvme device yet".to_owned()));
+                let disks = disks.iter().cloned().zip(spaces);
+                Target::Virtio(Arc::new(Scsi::new(disks, config.queues, segments)))
             }
         };
-        let counters = Arc::new(Counters::new(device.queues().into(), stores.len()));
+        let queues = match &target {
+            Target::Virtio(device) => device.queues(),
+            // Number 0 is the admin queue, which no worker serves.
+            Target::Nvme(_) => config.queues + 1,
+        };
+        let counters = Arc::new(Counters::new(queues.into(), stores.len()));
         let limiter = Arc::new(Limiter::new(config.limits));
         let events = Events::new()?;
         let started = Instant::now();
@@ -158,7 +184,7 @@ impl Server {
             .map(|(number, stores)| {
                 let plan = Plan {
                     number,
-                    target: Target::Virtio(device.clone()),
+                    target: target.clone(),
                     stores,
                     wait: config.wait,
                     budget: config.poll_for,
@@ -175,7 +201,8 @@ impl Server {
         let resized = disks.iter().map(|_| AtomicBool::new(false)).collect();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let shared = Shared {
-            device,
+            target,
+            queues,
             disks,
             backends,
             ownership,
@@ -185,6 +212,7 @@ impl Server {
             limits: Mutex::new(config.limits),
             front_end_info: Mutex::default(),
             resized,
+            dumps: Mutex::default(),
             wake,
             started,
             config,
@@ -199,6 +227,9 @@ impl Server {
 
     /// Serves front ends until it must stop; then finishes the requests that were taken, and returns.
     pub fn run(&self, listener: &UnixListener, signals: Signals<'_>) -> Result<(), Failed> {
+        let Target::Virtio(device) = &self.shared.target else {
+            return Err(Failed::Config(format!("the device {} has a holder", self.shared.config.device)));
+        };
         listener.set_nonblocking(true)?;
         let mut next: Option<UnixStream> = None;
         loop {
@@ -209,7 +240,7 @@ impl Server {
                     None => break,
                 },
             };
-            if !self.serve(stream, listener, signals, &mut next)? {
+            if !self.serve(device, stream, listener, signals, &mut next)? {
                 break;
             }
         }
@@ -252,6 +283,7 @@ impl Server {
     /// Serves one front end until it disconnects. Returns false if the volume must end.
     fn serve(
         &self,
+        device: &Arc<dyn Device>,
         stream: UnixStream,
         listener: &UnixListener,
         signals: Signals<'_>,
@@ -265,7 +297,7 @@ impl Server {
             segments: u16::try_from(self.shared.config.segments).unwrap_or(u16::MAX),
             packed: self.shared.config.packed,
         };
-        let mut session = Session::new(self.shared.device.clone(), limits);
+        let mut session = Session::new(device.clone(), limits);
         self.shared.front_end_connected(pid);
         let mut workers = Workers(&self.shared);
         let mut go_on = true;
@@ -337,8 +369,8 @@ impl Server {
             if let Some(session) = &mut session {
                 session.config_changed();
             }
-            let (queue, event) = (self.shared.device.event_queue(), self.shared.device.resized(disk));
-            if let (Some(index), Some(event)) = (queue, event) {
+            let Target::Virtio(device) = &self.shared.target else { continue };
+            if let (Some(index), Some(event)) = (device.event_queue(), device.resized(disk)) {
                 self.shared.worker_of(index).send(Order::Tell { index, event });
             }
         }

@@ -30,6 +30,7 @@ use ginnel_layout::vhost_user::{
 use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{DeviceQueue, DirtyLog, InflightQueue, Kind, Setup};
+pub(crate) use memory::map_region;
 use message::{Gone, Message, tell};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::os::fd::{AsFd, OwnedFd};

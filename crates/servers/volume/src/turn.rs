@@ -29,8 +29,12 @@ pub struct Turn {
 
 impl Turn {
     /// Waits up to `patience` for the predecessor at this socket. Fails at once if the predecessor is alive and serves
-    /// the socket.
-    pub fn take(socket: &Path, patience: Duration) -> Result<Self, Problem> {
+    /// the socket, which `is_served` finds out.
+    pub fn take(
+        socket: &Path,
+        patience: Duration,
+        is_served: impl Fn(&Path) -> bool,
+    ) -> Result<Self, Problem> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
@@ -50,7 +54,7 @@ impl Turn {
                 Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(failed(error.into())),
             }
-            if begin.elapsed() >= patience || sockets::is_served(socket) {
+            if begin.elapsed() >= patience || is_served(socket) {
                 let what = "another process of this volume has not ended";
                 let fix = "stop it first, or wait until its disk has answered";
                 return Err(Problem::new(socket.display(), what, fix));
@@ -106,31 +110,31 @@ mod tests {
     fn one_after_the_other() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("sub/v.sock");
-        let first = Turn::take(&socket, Duration::ZERO).unwrap();
-        let error = Turn::take(&socket, Duration::ZERO).unwrap_err().to_string();
+        let first = Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap();
+        let error = Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap_err().to_string();
         assert!(error.contains("has not ended"), "{error}");
         // A copy that the kernel holds for a process that has ended.
         let copy = first.file().try_clone().unwrap();
         drop(first);
-        Turn::take(&socket, Duration::ZERO).unwrap_err();
+        Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap_err();
         drop(copy);
         // A process that another test is starting at this moment has a copy of the descriptor until its program runs.
-        let next = Turn::take(&socket, Duration::from_secs(30)).unwrap();
+        let next = Turn::take(&socket, Duration::from_secs(30), sockets::is_served).unwrap();
         let witness = next.witness().unwrap().unwrap();
         assert!(flock(&witness, FlockOperation::NonBlockingLockExclusive).is_err());
         next.end();
         flock(&witness, FlockOperation::NonBlockingLockExclusive).unwrap();
         assert!(!socket.with_file_name("v.sock.lock").exists());
-        Turn::take(&socket, Duration::ZERO).unwrap();
+        Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap();
     }
 
     #[test]
     fn a_live_process_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("v.sock");
-        let _first = Turn::take(&socket, Duration::ZERO).unwrap();
+        let _first = Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap();
         let _serves = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         // An hour would be too long for any test.
-        Turn::take(&socket, Duration::from_secs(3600)).unwrap_err();
+        Turn::take(&socket, Duration::from_secs(3600), sockets::is_served).unwrap_err();
     }
 }

@@ -27,6 +27,7 @@ use barrier::Barriers;
 use ginnel_volume_control::config::Wait;
 use hold::OnHold;
 use mailbox::Inbox;
+pub(crate) use mailbox::ring;
 pub use mailbox::{Event, Events, Handle, Order, Peers};
 use queue::{Queue, State};
 use sleep::Sleep;

@@ -6,9 +6,11 @@ use crate::backend::Backend;
 use crate::control::Handler;
 use crate::disk::Disk;
 use crate::worker::Order;
-use ginnel_volume_control::{Answer, DiskStat, Dump, FrontEnd, QueueState, Request, Stat};
+use ginnel_volume_control::config::Device;
+use ginnel_volume_control::{Answer, Controller, DiskStat, Dump, FrontEnd, QueueState, Request, Stat};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, mpsc};
+use std::time::Duration;
 use tracing::{info, warn};
 
 impl Server {
@@ -95,10 +97,18 @@ impl Shared {
         }
     }
 
+    /// Asks the main thread for the state of the controller. `None` if it does not answer within five seconds.
+    fn controller(&self) -> Option<Controller> {
+        let (answer, controller) = mpsc::sync_channel(1);
+        self.dumps.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        controller.recv_timeout(Duration::from_secs(5)).ok()
+    }
+
     fn dump(&self) -> Dump {
         let front_end_info = self.front_end_info().clone();
         let mut queues: Vec<QueueState> = self.workers.iter().flat_map(|worker| worker.dump()).collect();
-        for queue in 0..self.device.queues() {
+        for queue in 0..self.queues {
             if queues.iter().all(|state| state.queue != queue) {
                 let (runs, size) = front_end_info.rings.get(usize::from(queue)).copied().unwrap_or_default();
                 let state = match (runs, size) {
@@ -115,7 +125,7 @@ impl Shared {
             volume: self.config.name.clone(),
             features: front_end_info.features,
             protocol_features: front_end_info.protocol,
-            controller: None,
+            controller: if self.config.device == Device::Nvme { self.controller() } else { None },
             queues,
         }
     }
@@ -147,7 +157,7 @@ impl Shared {
             device: config.device,
             socket: config.socket.display().to_string(),
             vm: config.vm.clone(),
-            holder: None,
+            holder: front_end_info.holder,
             front_end: front_end_info
                 .front_end
                 .map(|(pid, since)| FrontEnd { pid, since: since.elapsed().as_secs_f64() }),

@@ -12,7 +12,7 @@ const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x958458f6;
 
 /// Maps one region, which may have any size: front ends also share single rings and buffers. An error says what is
 /// wrong with the region.
-pub(super) fn map_region(region: &MemoryRegion, file: &OwnedFd) -> Result<Region<Mapping>, String> {
+pub(crate) fn map_region(region: &MemoryRegion, file: &OwnedFd) -> Result<Region<Mapping>, String> {
     let what = |why: &str| format!("the memory region at {:#x}, {} bytes, {why}", region.guest, region.size);
     let memory = map(file, region.offset, region.size).map_err(|why| what(&why))?;
     Ok(Region { guest: region.guest, user: region.user, memory })

@@ -313,7 +313,7 @@ fn new_eventfd() -> io::Result<OwnedFd> {
 }
 
 /// Makes an eventfd readable. Fails only if its counter is full, and then it is readable already.
-pub(super) fn ring(fd: &OwnedFd) {
+pub(crate) fn ring(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
