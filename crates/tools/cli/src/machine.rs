@@ -51,16 +51,18 @@ impl Machine {
 pub struct Ports {
     machine: Machine,
     count: usize,
+    /// How many of them keep their devices.
+    for_good: usize,
 }
 
 impl Ports {
     pub fn new(machine: Machine) -> Self {
-        Self { machine, count: 0 }
+        Self { machine, count: 0, for_good: 0 }
     }
 
-    /// Returns how many ports there are.
+    /// Returns how many ports there are from which a device can be unplugged.
     pub fn count(&self) -> usize {
-        self.count
+        self.count - self.for_good
     }
 
     /// Returns the values of QEMU's `-device` that put a device where it can be unplugged. `more` is for the one that is on the root
@@ -84,6 +86,7 @@ impl Ports {
             return vec![with("addr", more.trim_start_matches(",addr="))];
         }
         let (id, port) = self.next();
+        self.for_good += 1;
         vec![format!("{port},hotplug=off{more}"), with("bus", &id)]
     }
 
@@ -133,7 +136,7 @@ mod tests {
                 r#"{"a":1,"bus":"ginnel-port-3"}"#
             ]
         );
-        assert_eq!(ports.count(), 3);
+        assert_eq!(ports.count(), 2);
         let mut none = Ports::new(Machine::Pc);
         assert_eq!(none.place("a".into(), ",addr=0x8"), ["a,addr=0x8"]);
         assert_eq!(none.place_for_good("{\"a\":1}".into(), ",addr=0x8"), [r#"{"a":1,"addr":"0x8"}"#]);
