@@ -3,6 +3,7 @@
 #![no_main]
 
 use ginnel_fdpass::{self as fdpass, SendFlags};
+use ginnel_fuzz::vfio_user::{CUT, DEAF, NO_REPLY, RAW, Step, WRONG_SIZE};
 use ginnel_layout::vfio_user::{Command, Header};
 use ginnel_vfio_user::{Errno, MAX_DATA, Request, Server};
 use libfuzzer_sys::fuzz_target;
@@ -11,19 +12,6 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use zerocopy::{FromBytes, IntoBytes};
-
-/// One step of the client. It is followed by `len` bytes.
-#[derive(FromBytes)]
-#[repr(C)]
-struct Step {
-    /// The command; [`RAW`] for bytes without a header.
-    command: u8,
-    /// The descriptors in the lower four bits, then: no reply, a wrong size, no reading of replies, cut in two.
-    flags: u8,
-    len: [u8; 2],
-}
-
-const RAW: u8 = 0xff;
 
 fuzz_target!(|input: &[u8]| {
     let (client, server) = UnixStream::pair().unwrap();
@@ -35,13 +23,13 @@ fuzz_target!(|input: &[u8]| {
         let (body, after) = after.split_at(usize::from(u16::from_le_bytes(step.len)).min(after.len()));
         rest = after;
         let fds: Vec<BorrowedFd<'_>> = vec![event.as_fd(); usize::from(step.flags & 15) * 2];
-        let wrong = u32::from(step.flags >> 5 & 1) * 7;
-        let flags = if step.flags & 1 << 4 != 0 { Header::NO_REPLY } else { 0 };
+        let wrong = if step.flags & WRONG_SIZE != 0 { 7 } else { 0 };
+        let flags = if step.flags & NO_REPLY != 0 { Header::NO_REPLY } else { 0 };
         let size = (size_of::<Header>() + body.len()) as u32 - wrong;
         let header = Header { id: 7, command: Command(step.command.into()), size, flags, error: 0 };
         let bytes = if step.command == RAW { body.to_vec() } else { [header.as_bytes(), body].concat() };
         let (first, second) =
-            bytes.split_at(if step.flags & 1 << 7 != 0 { bytes.len() / 2 } else { bytes.len() });
+            bytes.split_at(if step.flags & CUT != 0 { bytes.len() / 2 } else { bytes.len() });
         for (piece, fds) in [(first, &fds[..]), (second, &[])] {
             if !piece.is_empty() && fdpass::send_all(client.as_fd(), piece, fds, SendFlags::DONTWAIT).is_err()
             {
@@ -51,7 +39,7 @@ fuzz_target!(|input: &[u8]| {
                 return;
             }
         }
-        if step.flags & 1 << 6 == 0 {
+        if step.flags & DEAF == 0 {
             while (&client).read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}
         }
     }

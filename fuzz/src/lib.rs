@@ -2,6 +2,7 @@
 //! (`kit::models`).
 
 pub mod farm;
+pub mod vfio_user;
 pub mod vhost_user;
 
 use kit::models::{Op, ring};

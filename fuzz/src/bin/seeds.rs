@@ -1,5 +1,5 @@
-//! Writes the seeds of the broker, ring, board, carrier, verbs, wire, farm, virtqueue and vhost_user targets into the folder that
-//! is given as an argument. `scripts/fuzz seeds` runs it.
+//! Writes the seeds of the broker, ring, board, carrier, verbs, wire, farm, virtqueue, vhost_user and vfio_user targets into the folder
+//! that is given as an argument. `scripts/fuzz seeds` runs it.
 
 use ginnel_fuzz::{ModelInput, WordsInput};
 use ginnel_layout::{Name, relay, wire};
@@ -27,6 +27,7 @@ fn main() -> io::Result<()> {
         .chain(virtqueues())
         .chain(guests())
         .chain(sessions())
+        .chain(clients())
     {
         let folder = folder.join(target);
         fs::create_dir_all(&folder)?;
@@ -324,6 +325,14 @@ fn sessions() -> impl Iterator<Item = Seed> {
             })
         },
     )
+}
+
+/// Clients of a vfio-user server: a whole session with each disturbance.
+fn clients() -> impl Iterator<Item = Seed> {
+    use ginnel_fuzz::vfio_user::{CUT, DEAF, NO_REPLY, WRONG_SIZE, session};
+    [("well", 0), ("no_reply", NO_REPLY), ("wrong_size", WRONG_SIZE), ("deaf", DEAF), ("cut", CUT)]
+        .into_iter()
+        .map(|(name, flags)| ("vfio_user", name.to_owned(), session(flags)))
 }
 
 /// Farms: a run without mistakes; answers to pieces that were never given, given twice, or given to another worker; messages of

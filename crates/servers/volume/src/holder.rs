@@ -164,7 +164,9 @@ impl Holder {
                 return Ok(());
             }
             // Engines first: what they have settled, QEMU waits for.
-            self.link.hear();
+            if ready.engine {
+                self.link.hear();
+            }
             if ready.engines {
                 self.link.accept(sockets.engines, now);
             }
@@ -242,6 +244,7 @@ impl Holder {
             engines: !engines.is_empty(),
             // Nobody would notice otherwise, as long as nothing is received.
             client_gone: client.contains(PollFlags::HUP) && !receives,
+            engine: !engine.is_empty(),
             engine_room: engine.contains(PollFlags::OUT),
         })
     }
@@ -331,12 +334,13 @@ impl Holder {
     }
 }
 
-/// What is ready, of what is looked at only then. The others never block, and are looked at each time.
+/// What is ready, of what is looked at only then. The others are looked at each time: they do not block, and some have waited too long.
 struct Ready {
     stop: bool,
     clients: bool,
     engines: bool,
     client_gone: bool,
+    engine: bool,
     engine_room: bool,
 }
 
@@ -407,3 +411,6 @@ fn file(name: &str, len: usize) -> Result<(OwnedFd, Mapping), Failed> {
     let memory = Mapping::of_file(&file, 0, len, Protection::ReadWrite)?;
     Ok((file, memory))
 }
+
+#[cfg(test)]
+mod tests;

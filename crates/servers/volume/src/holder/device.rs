@@ -334,3 +334,6 @@ impl Device {
         link.ask(Item::Control);
     }
 }
+
+#[cfg(test)]
+mod tests;
