@@ -1,5 +1,5 @@
-//! Writes the seeds of the broker, ring, board, carrier, verbs, wire, farm, virtqueue, vhost_user and vfio_user targets into the folder
-//! that is given as an argument. `scripts/fuzz seeds` runs it.
+//! Writes the seeds of the broker, ring, board, carrier, verbs, wire, farm, virtqueue, nvme, vhost_user and vfio_user targets into the
+//! folder that is given as an argument. `scripts/fuzz seeds` runs it.
 
 use ginnel_fuzz::{ModelInput, WordsInput};
 use ginnel_layout::{Name, relay, wire};
@@ -26,6 +26,7 @@ fn main() -> io::Result<()> {
         .chain(farms())
         .chain(virtqueues())
         .chain(guests())
+        .chain(nvme())
         .chain(sessions())
         .chain(clients())
     {
@@ -546,6 +547,61 @@ fn guests() -> impl Iterator<Item = Seed> {
             }
             seeds.push(("virtqueue_device", format!("{name}_{kind}"), WordsInput::bytes(choice, all)));
         }
+    }
+    seeds.into_iter()
+}
+
+/// NVMe queues: what a driver writes, with lists of PRPs, and operations of both sides.
+fn nvme() -> impl Iterator<Item = Seed> {
+    use ginnel_layout::nvme::{Command, Opcode};
+    use kit::models::nvme::rig::Rig;
+    let op = |code: u8, a: u16, b: u16| Op { code, a, b };
+    let round =
+        |i: u16| [op(0, i, 0), op(3, i, 0), op(5, 0, 0), op(7, 0, i), op(8, 0, 0), op(9, 0, 0), op(10, 0, 0)];
+    let around: Vec<Op> = (0..12).flat_map(round).collect();
+    let asleep: Vec<Op> =
+        (0..8).flat_map(|i| [op(11, 0, 0), op(11, 1, 0)].into_iter().chain(round(i))).collect();
+    let full: Vec<Op> = (0..6)
+        .flat_map(|i| [op(0, 0, 0), op(3, 0, 0), op(5, 0, 0), op(7, i, 0), op(11, 0, 0), op(9, 0, 0)])
+        .collect();
+    let successor: Vec<Op> = (0..6)
+        .flat_map(|i| {
+            [op(0, i, 0), op(0, i, 0), op(3, i, 0), op(5, 0, 0), op(11, 4, 0), op(5, 0, 0), op(7, i, 0)]
+        })
+        .collect();
+    let lies: Vec<Op> =
+        (0..16u16).flat_map(|i| [op(0x80 | i as u8 % 8, 5 * i, 3 * i)].into_iter().chain(round(i))).collect();
+    let lists =
+        [("around", around), ("asleep", asleep), ("full", full), ("successor", successor), ("lies", lies)];
+    let mut seeds = Vec::new();
+    for (mode, choice) in [("mapped", 0x14u8), ("trapped", 0x29), ("shadow", 0x1a)] {
+        for (name, ops) in &lists {
+            seeds.push(("nvme_driver", format!("{name}_{mode}"), ModelInput::bytes(choice, ops)));
+        }
+        let rig = Rig::choose(choice);
+        let (memory, doorbells) = (rig.memory(), rig.doorbells());
+        let mut driver = rig.driver(&memory, &doorbells, 4);
+        let pages: Vec<u64> = (0..5).map(|page| rig.data(4096 * (2 * page + 1))).collect();
+        let prps =
+            ginnel_nvme::prp::describe(&rig.guest(&memory), &pages, &[rig.data(0), rig.data(8192)], 509);
+        let (prp1, prp2) = prps.unwrap_or_default();
+        for queue in 0..usize::from(rig.submissions) {
+            for len in [20480, 4096] {
+                let read = Command { opcode: Opcode::READ, prp1, prp2, cdw12: len, ..Command::new_zeroed() };
+                driver.submit(queue, read);
+            }
+            driver.ring(queue);
+        }
+        let mut words: Vec<(usize, u64, bool)> = Vec::new();
+        for (memory, at, from) in [(&doorbells, 4096, 0), (&memory, 0, 512)] {
+            let word = |at: usize, i: usize| (from + i / 8, memory.load_relaxed_u64(at + i), false);
+            let all = (0..memory.len() - at).step_by(8).map(|i| word(at, i));
+            words.extend(all.filter(|(_, value, _)| *value != 0));
+        }
+        if let Some(last) = words.last_mut() {
+            last.2 = true;
+        }
+        seeds.push(("nvme_device", mode.to_owned(), WordsInput::bytes(choice, words)));
     }
     seeds.into_iter()
 }
