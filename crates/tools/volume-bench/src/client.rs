@@ -5,12 +5,15 @@ use crate::disk::Disk;
 use crate::echo::Echo;
 use crate::error::Error;
 use crate::events::Events;
+use crate::front::Front;
 use crate::memory::{DriverMemory, GUEST, MemoryRange, Plan};
 use crate::options::{Options, Ring};
-use crate::queue::{Eventfds, HEAD, Parts, Queue, Shape, stride};
-use crate::request::{Operation, Request, Status};
+use crate::queue::{Buffers, Queue, stride};
+use crate::request::{Operation, Request};
 use crate::scsi;
 use crate::session::{InflightRegion, Session, Vring};
+use crate::slots::HEAD;
+use crate::virtio::{Eventfds, Parts, Shape, VirtioTransport};
 use ginnel_guest_memory::Area;
 use ginnel_layout::vhost_user::{VringAddress, protocol};
 use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
@@ -20,9 +23,6 @@ use ginnel_shmem::{Mapping, SharedMemory as _};
 use ginnel_virtqueue::{DriverQueue, DriverSetup, IndirectTables, Kind};
 use rustix::event::{EventfdFlags, eventfd};
 use std::time::{Duration, Instant};
-
-/// The longest time that one of [`Client`]'s own requests may take.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The largest queue that QEMU's library for vhost-user servers supports, in descriptors.
 const LARGEST: u16 = 1024;
@@ -155,7 +155,7 @@ impl Client {
         self.session = session;
         self.count_queues()?;
         for queue in &mut self.queues {
-            queue.socket = self.session.socket();
+            queue.transport.socket = self.session.socket();
         }
         if self.inflight_region.is_some() && self.session.has(protocol::INFLIGHT_SHMFD) {
             let bases: Vec<_> = (0..self.queues.len()).map(|index| self.used_base(index)).collect();
@@ -167,7 +167,8 @@ impl Client {
         let bases = vec![self.fresh_base(); self.queues.len()];
         for index in 0..self.queues.len() {
             let ring = self.new_ring(&self.addresses[index])?;
-            self.queues[index].restart(ring)?;
+            self.queues[index].transport.restart(ring);
+            self.queues[index].put_again()?;
         }
         self.start(&bases)?;
         for queue in &mut self.queues {
@@ -274,12 +275,7 @@ impl Client {
     }
 
     fn do_one(&mut self, request: Request, bytes: &mut [u8]) -> Result<(), Error> {
-        let none = || Error::Invalid("connected without queues".into());
-        let done = self.queues.first_mut().ok_or_else(none)?.call(request, bytes, PATIENCE)?;
-        match done.status {
-            Status::Ok => Ok(()),
-            status => Err(Error::Failed { operation: request.to_string(), status }),
-        }
+        Front::execute(self, request, bytes)
     }
 
     /// Makes the server mark the pages that it writes from now on, as for a VM that migrates.
@@ -353,7 +349,7 @@ impl Client {
         let disk = scsi::disk(&capacity, &mode, queues);
         if let Encoding::Scsi(unit) = self.options.device.encoding() {
             let unit = scsi::Unit { block: disk.block.max(1), ..unit };
-            self.queues.iter_mut().for_each(|queue| queue.set_encoding(Encoding::Scsi(unit)));
+            self.queues.iter_mut().for_each(|queue| queue.transport.set_encoding(Encoding::Scsi(unit)));
         }
         Ok(disk)
     }
@@ -390,10 +386,11 @@ impl Client {
             others.chain(self.addresses().zip(bases).map(|(address, base)| vring(address, *base))).collect();
         for queue in &mut self.queues {
             // A server looks at a queue when it is kicked. QEMU creates its notifiers with a kick, too.
-            queue.kick()?;
+            queue.transport.eventfds.kick()?;
         }
         let others = self.others.iter().map(|(_, eventfds)| eventfds);
-        let eventfds: Vec<_> = others.chain(self.queues.iter().map(|queue| &queue.eventfds)).collect();
+        let eventfds: Vec<_> =
+            others.chain(self.queues.iter().map(|queue| &queue.transport.eventfds)).collect();
         self.session.start(&self.memory, &vrings, &eventfds, &mut self.inflight_region)
     }
 
@@ -452,7 +449,7 @@ impl Client {
                 self.memory.mapping.load_relaxed_u16(at).into()
             }
             // A packed ring has no visible index; the in-flight region has it.
-            Ring::Packed => self.queues[index].base(),
+            Ring::Packed => self.queues[index].transport.base(),
         }
     }
 
@@ -469,19 +466,45 @@ impl Client {
             ring: self.new_ring(&self.addresses[index])?,
             heads: self.memory.part(heads)?,
             heads_guest: heads.guest(),
-            buffers: self.memory.part(buffers)?,
             buffers_guest: buffers.guest(),
             echo,
         };
         let options = &self.options;
         let shape = Shape {
             encoding: options.device.encoding(),
-            slots: options.depth,
             buffer: options.buffer,
+            stride: stride(options.buffer),
             segment: options.segment,
             indirect: self.session.features & virtio::INDIRECT_DESC != 0,
         };
-        Ok(Queue::new(index, shape, parts, new_eventfds()?, self.session.socket(), self.ring_size))
+        let (eventfds, socket) = (new_eventfds()?, self.session.socket());
+        let transport = VirtioTransport::new(index, shape, parts, eventfds, socket, self.ring_size);
+        let buffers = Buffers { memory: self.memory.part(buffers)?, len: options.buffer };
+        Ok(Queue::new(index, options.depth, buffers, transport))
+    }
+}
+
+impl Front for Client {
+    type Transport = VirtioTransport;
+
+    fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    fn queues(&mut self) -> &mut [Queue] {
+        &mut self.queues
+    }
+
+    fn resume(&mut self, limit: Duration) -> Result<(), Error> {
+        self.reconnect_within(limit).map(drop)
+    }
+
+    fn has_inflight_record(&self) -> bool {
+        self.has_inflight_region()
+    }
+
+    fn serial(&mut self) -> Result<String, Error> {
+        self.id()
     }
 }
 

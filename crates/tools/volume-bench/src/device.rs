@@ -1,8 +1,8 @@
 //! How each kind of device encodes its requests and its answers.
 
-use crate::queue::ANSWER;
 use crate::request::{Operation, Request, Status};
 use crate::scsi::{self, Unit};
+use crate::slots::ANSWER;
 use ginnel_layout::virtio_blk::{self as blk, RangeSegment, RequestHeader, RequestKind, SECTOR};
 use ginnel_layout::virtio_scsi::FIRST_COMMAND_QUEUE;
 use ginnel_shmem::{Mapping, SharedMemory};

@@ -1,7 +1,7 @@
 //! A replacement for the device: the client's own thread answers all requests of a split ring at once with OK, and does
 //! nothing else. This measures the cost of the client itself.
 
-use crate::queue::{ANSWER, HEAD};
+use crate::slots::{ANSWER, HEAD};
 use ginnel_layout::virtio::split;
 use ginnel_shmem::{Mapping, SharedMemory};
 

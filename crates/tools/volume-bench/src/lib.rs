@@ -1,5 +1,5 @@
-//! A polling vhost-user front end. It drives a disk server (`ginnel-volume`, QEMU's storage daemon, or any other) from
-//! user space, as a VM would, without a VM.
+//! A polling vhost-user front end. It drives a disk server
+//! (`ginnel-volume`, QEMU's storage daemon, or any other) from user space, as a VM would, without a VM.
 //!
 //! It is a tool for measurements and tests, so it does what a guest and its QEMU do, and no more: memory in a memfd,
 //! the standard rings, messages in QEMU's order, and an in-flight region that is kept and handed to the server's
@@ -39,6 +39,7 @@ mod disk;
 mod echo;
 mod error;
 mod events;
+mod front;
 mod memory;
 mod options;
 mod queue;
@@ -46,13 +47,20 @@ mod request;
 mod request_stream;
 mod scsi;
 mod session;
+mod slots;
+mod transport;
 pub mod verify;
+mod virtio;
 pub mod workload;
 
 pub use client::{Client, Recovery};
 pub use device::Device;
 pub use disk::Disk;
 pub use error::Error;
+pub use front::Front;
 pub use options::{Options, Ring};
-pub use queue::{Done, Queue, Slot, sleep};
+pub use queue::{Queue, sleep};
 pub use request::{Operation, Request, Status};
+pub use slots::{Done, Slot};
+pub use transport::{Answer, Transport};
+pub use virtio::VirtioTransport;

@@ -1,7 +1,7 @@
 //! The output of the command.
 
 use ginnel_volume_bench::workload::{Outcome, Tally};
-use ginnel_volume_bench::{Client, Disk};
+use ginnel_volume_bench::{Disk, Front};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -59,11 +59,11 @@ impl Kind {
 
 impl<'a> Report<'a> {
     /// Summarises an outcome.
-    pub fn new(client: &'a Client, outcome: &'a Outcome) -> Self {
+    pub fn new(client: &'a impl Front, outcome: &'a Outcome) -> Self {
         let seconds = outcome.time.as_secs_f64();
         Self {
             disk: client.disk(),
-            in_flight_account: client.has_inflight_region(),
+            in_flight_account: client.has_inflight_record(),
             seconds,
             iops: outcome.iops(),
             client_cpu: outcome.cpu,

@@ -1,8 +1,10 @@
 //! The stream of requests in one queue: chooses the next request, and records the answers.
 
 use crate::error::Error;
-use crate::queue::{Done, Queue, Slot};
+use crate::queue::Queue;
 use crate::request::{Operation, Request, Status};
+use crate::slots::{Done, Slot};
+use crate::transport::Transport;
 use crate::verify::{Ledger, Since};
 use crate::workload::{Job, Limit, Tally, Workload};
 use std::time::Instant;
@@ -97,7 +99,12 @@ impl RequestStream {
     }
 
     /// Submits requests until the queue has as many as it should.
-    pub fn fill(&mut self, queue: &mut Queue, job: &Job<'_>, now: Instant) -> Result<(), Error> {
+    pub fn fill<T: Transport>(
+        &mut self,
+        queue: &mut Queue<T>,
+        job: &Job<'_>,
+        now: Instant,
+    ) -> Result<(), Error> {
         while queue.submitted() < job.workload.depth.into() {
             let Some(slot) = queue.claim() else { break };
             if !self.submit(queue, slot, job, now)? {
@@ -109,7 +116,13 @@ impl RequestStream {
 
     /// Records an answer. Submits the next request in its slot, if there is one.
     #[inline]
-    pub fn done(&mut self, queue: &mut Queue, done: Done, job: &Job<'_>, now: Instant) -> Result<(), Error> {
+    pub fn done<T: Transport>(
+        &mut self,
+        queue: &mut Queue<T>,
+        done: Done,
+        job: &Job<'_>,
+        now: Instant,
+    ) -> Result<(), Error> {
         let (since, block) = self.slots[done.slot.index()];
         let took = now.saturating_duration_since(since);
         let counts = now >= job.count_from;
@@ -137,7 +150,7 @@ impl RequestStream {
     }
 
     /// Updates or checks the ledger after an answer.
-    fn verify(&mut self, queue: &Queue, done: &Done, block: u64) -> Result<(), Error> {
+    fn verify<T: Transport>(&mut self, queue: &Queue<T>, done: &Done, block: u64) -> Result<(), Error> {
         let Some(check) = &mut self.check else { return Ok(()) };
         let (ok, block) = (done.status == Status::Ok, block as usize);
         match done.request.operation {
@@ -158,7 +171,13 @@ impl RequestStream {
 
     /// Submits the next request. If there is none, releases the slot and returns false.
     #[inline]
-    fn submit(&mut self, queue: &mut Queue, slot: Slot, job: &Job<'_>, now: Instant) -> Result<bool, Error> {
+    fn submit<T: Transport>(
+        &mut self,
+        queue: &mut Queue<T>,
+        slot: Slot,
+        job: &Job<'_>,
+        now: Instant,
+    ) -> Result<bool, Error> {
         let Some((operation, block)) = self.next(job, now) else {
             queue.release(slot);
             return Ok(false);

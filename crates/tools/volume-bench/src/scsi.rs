@@ -2,8 +2,8 @@
 
 use crate::device::Frame;
 use crate::disk::Disk;
-use crate::queue::ANSWER;
 use crate::request::{Operation, Request, Status};
+use crate::slots::ANSWER;
 use ginnel_layout::virtio_scsi::{Address, CDB_LEN, CommandHeader, CommandResponse, Response};
 use ginnel_shmem::{Mapping, SharedMemory};
 use std::mem::offset_of;

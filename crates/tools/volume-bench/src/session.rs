@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::memory::{DriverMemory, GUEST, USER};
 use crate::options::{Options, Ring};
-use crate::queue::Eventfds;
+use crate::virtio::Eventfds;
 use ginnel_fdpass::{self as fdpass, SendFlags};
 use ginnel_layout::vhost_user::{
     BackendRequest, ConfigHeader, Header, InflightArea, LogArea, MEMORY_HEADER, MemoryRegion, Request,

@@ -1,9 +1,10 @@
 //! Workloads: which requests to send to a disk, how many at a time, and the result.
 
-use crate::client::Client;
 use crate::error::Error;
+use crate::front::Front;
 use crate::queue::{Queue, sleep};
 use crate::request_stream::RequestStream;
+use crate::transport::Transport;
 use hdrhistogram::Histogram;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -136,7 +137,7 @@ pub struct Outcome {
     pub verified: u64,
     /// How often the server ended and came back.
     pub reconnects: u32,
-    /// How often the server was kicked.
+    /// How often the server was kicked, or a write to a doorbell was trapped.
     pub kicks: u64,
 }
 
@@ -167,7 +168,7 @@ pub(crate) struct Job<'w> {
 
 /// Runs a workload over all queues of the client. Blocks until it is done. Requests that the disk answers with an error
 /// are counted. A block with wrong contents, a server that does not come back, or a broken ring is an error.
-pub fn run(client: &mut Client, workload: &Workload) -> Result<Outcome, Error> {
+pub fn run<F: Front>(client: &mut F, workload: &Workload) -> Result<Outcome, Error> {
     let mut streams = streams(client, workload)?;
     let kicks: u64 = client.queues().iter().map(Queue::kicks).sum();
     let begin = Instant::now();
@@ -210,7 +211,7 @@ pub fn run(client: &mut Client, workload: &Workload) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-fn streams(client: &mut Client, workload: &Workload) -> Result<Vec<RequestStream>, Error> {
+fn streams<F: Front>(client: &mut F, workload: &Workload) -> Result<Vec<RequestStream>, Error> {
     let disk = client.disk().clone();
     let invalid = |what: String| Err(Error::Invalid(what));
     let Workload { block, depth, verify, .. } = *workload;
@@ -239,7 +240,7 @@ fn streams(client: &mut Client, workload: &Workload) -> Result<Vec<RequestStream
 }
 
 /// Runs the streams until they are done, over as many servers as necessary. Returns the number of reconnects.
-fn go(client: &mut Client, streams: &mut [RequestStream], job: &Job<'_>) -> Result<u32, Error> {
+fn go<F: Front>(client: &mut F, streams: &mut [RequestStream], job: &Job<'_>) -> Result<u32, Error> {
     let mut reconnects = 0;
     loop {
         job.gone.store(false, Ordering::Relaxed);
@@ -250,13 +251,13 @@ fn go(client: &mut Client, streams: &mut [RequestStream], job: &Job<'_>) -> Resu
         let Some(limit) = job.workload.reconnect else { return Err(Error::Gone) };
         // For the streams, the requests in flight stay in flight, whether the new server continues them or the client
         // submits them again.
-        client.reconnect_within(limit)?;
+        client.resume(limit)?;
         reconnects += 1;
     }
 }
 
 /// Runs one thread for each share of the queues.
-fn spread(client: &mut Client, streams: &mut [RequestStream], job: &Job<'_>) -> Result<(), Error> {
+fn spread<F: Front>(client: &mut F, streams: &mut [RequestStream], job: &Job<'_>) -> Result<(), Error> {
     let threads = job.workload.threads.max(1);
     let mut shares: Vec<Vec<_>> = (0..threads).map(|_| Vec::new()).collect();
     for (index, pair) in client.queues().iter_mut().zip(streams).enumerate() {
@@ -291,7 +292,10 @@ fn spread(client: &mut Client, streams: &mut [RequestStream], job: &Job<'_>) -> 
 }
 
 /// Drives some queues until their streams are done and no request is in flight, or until the server is gone.
-fn drive(share: &mut [(&mut Queue, &mut RequestStream)], job: &Job<'_>) -> Result<(), Error> {
+fn drive<T: Transport>(
+    share: &mut [(&mut Queue<T>, &mut RequestStream)],
+    job: &Job<'_>,
+) -> Result<(), Error> {
     for (queue, stream) in share.iter_mut() {
         stream.fill(queue, job, Instant::now())?;
         queue.publish()?;
@@ -317,7 +321,7 @@ fn drive(share: &mut [(&mut Queue, &mut RequestStream)], job: &Job<'_>) -> Resul
             continue;
         }
         if job.workload.sleep {
-            let mut queues: Vec<&mut Queue> = share.iter_mut().map(|(queue, _)| &mut **queue).collect();
+            let mut queues: Vec<&mut Queue<T>> = share.iter_mut().map(|(queue, _)| &mut **queue).collect();
             if sleep(&mut queues, Duration::from_millis(100))? && !is_gone(share) {
                 continue;
             }
@@ -355,7 +359,7 @@ fn drive(share: &mut [(&mut Queue, &mut RequestStream)], job: &Job<'_>) -> Resul
     Ok(())
 }
 
-fn is_gone(share: &[(&mut Queue, &mut RequestStream)]) -> bool {
+fn is_gone<T: Transport>(share: &[(&mut Queue<T>, &mut RequestStream)]) -> bool {
     share.first().is_some_and(|(queue, _)| queue.is_server_gone())
 }
 
