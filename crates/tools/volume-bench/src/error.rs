@@ -1,6 +1,7 @@
 //! Errors between a front end and its server.
 
 use ginnel_layout::vhost_user::Request;
+use ginnel_vfio_user::client;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -74,6 +75,12 @@ pub enum Error {
     /// A block does not have the expected contents.
     #[error(transparent)]
     Wrong(#[from] crate::verify::Wrong),
+    /// A vfio-user server has refused a command, or its answer breaks the protocol.
+    #[error(transparent)]
+    VfioUser(client::Error),
+    /// An NVMe controller does not do what it must.
+    #[error("the controller: {0}")]
+    Controller(String),
     /// A system call has failed.
     #[error("{what}: {source}")]
     Io {
@@ -88,5 +95,19 @@ impl Error {
     /// Returns a function that wraps an error of the kernel.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |errno| Self::Io { what, source: errno.into() }
+    }
+}
+
+impl From<client::Error> for Error {
+    fn from(error: client::Error) -> Self {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
+        match &error {
+            client::Error::Io(source)
+                if matches!(source.kind(), BrokenPipe | ConnectionReset | NotConnected | UnexpectedEof) =>
+            {
+                Self::Gone
+            }
+            _ => Self::VfioUser(error),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! A polling vhost-user front end. It drives a disk server
+//! A polling front end for vhost-user disks and for NVMe controllers behind vfio-user. It drives a disk server
 //! (`ginnel-volume`, QEMU's storage daemon, or any other) from user space, as a VM would, without a VM.
 //!
 //! It is a tool for measurements and tests, so it does what a guest and its QEMU do, and no more: memory in a memfd,
@@ -41,6 +41,7 @@ mod error;
 mod events;
 mod front;
 mod memory;
+mod nvme;
 mod options;
 mod queue;
 mod request;
@@ -58,9 +59,13 @@ pub use device::Device;
 pub use disk::Disk;
 pub use error::Error;
 pub use front::Front;
+pub use nvme::{Doorbells, NvmeClient, NvmeOptions, NvmeTransport};
 pub use options::{Options, Ring};
 pub use queue::{Queue, sleep};
 pub use request::{Operation, Request, Status};
 pub use slots::{Done, Slot};
 pub use transport::{Answer, Transport};
 pub use virtio::VirtioTransport;
+
+/// A pair of NVMe I/O queues.
+pub type NvmeQueue = Queue<NvmeTransport>;

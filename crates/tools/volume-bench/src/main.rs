@@ -6,14 +6,14 @@ use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use ginnel_config::{Bytes, seconds};
 use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
-use ginnel_volume_bench::{Client, Device, Disk, Options, Ring};
+use ginnel_volume_bench::{Client, Device, Disk, Doorbells, Front, NvmeClient, NvmeOptions, Options, Ring};
 use report::Report;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Measures and checks a vhost-user-blk or -scsi server (ginnel-volume, qemu-storage-daemon, ...) without a VM.
+/// Measures and checks a vhost-user-blk, vhost-user-scsi or NVMe server (ginnel-volume, qemu-storage-daemon, ...) without a VM.
 ///
 /// Connects as QEMU does, submits requests as a guest's driver does, and polls for the answers. With --rw write,
 /// randwrite, rw or randrw, the data on the disk is lost. Exit status: 0 for success, 1 if something failed or a block
@@ -21,9 +21,15 @@ use std::time::Duration;
 #[derive(Parser)]
 #[command(name = "ginnel-volume-bench", version, max_term_width = 100)]
 struct Cli {
-    /// The server's vhost-user socket.
+    /// The server's vhost-user socket, or its vfio-user socket with --nvme.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+    /// The server is an NVMe controller over vfio-user.
+    #[arg(long, conflicts_with_all = ["scsi", "packed", "indirect", "no_event_idx", "segment", "echo"])]
+    nvme: bool,
+    /// With --nvme: ring all doorbells by writes to registers, even if the device has better ones.
+    #[arg(long, requires = "nvme")]
+    trapped: bool,
     /// The server is vhost-user-scsi: use this logical unit, as TARGET:LUN.
     #[arg(long, value_name = "TARGET:LUN", value_parser = unit)]
     scsi: Option<(u8, u16)>,
@@ -88,7 +94,7 @@ struct Cli {
     /// Use no event index: suppress notifications by flag.
     #[arg(long)]
     no_event_idx: bool,
-    /// Number of descriptors in a ring, a power of two.
+    /// Number of descriptors in a ring, a power of two, or of entries in an NVMe queue.
     #[arg(long, value_name = "N")]
     ring_size: Option<u16>,
     /// Largest number of bytes of a request in one descriptor.
@@ -147,23 +153,6 @@ fn go(cli: &Cli) -> Result<bool> {
     let narrow =
         |name, value: u64| u32::try_from(value).map_err(|_| anyhow::anyhow!("--{name} is too large"));
     let block = narrow("bs", cli.bs.0)?;
-    let device = match cli.scsi {
-        None => Device::Blk,
-        Some((target, lun)) => Device::Scsi { target, lun, wide: false },
-    };
-    let options = Options {
-        device,
-        queues: cli.queues,
-        depth: cli.qd,
-        buffer: block.max(512),
-        segment: cli.segment.map_or(Ok(u32::MAX), |Bytes(segment)| narrow("segment", segment))?,
-        ring: if cli.packed { Ring::Packed } else { Ring::Split },
-        ring_size: cli.ring_size,
-        indirect: cli.indirect,
-        event_idx: !cli.no_event_idx,
-        echo: cli.echo,
-        ..Options::new(&cli.socket)
-    };
     let workload = Workload {
         pattern: pattern(cli),
         block,
@@ -186,28 +175,69 @@ fn go(cli: &Cli) -> Result<bool> {
     if cli.verify && cli.rw == Rw::Randread {
         bail!("--verify checks what it has written; choose --rw randrw, randwrite, rw or write");
     }
+    if cli.nvme {
+        let mut client = NvmeClient::connect(NvmeOptions {
+            queues: cli.queues,
+            depth: cli.qd,
+            buffer: block.max(4096),
+            entries: cli.ring_size,
+            interrupts: cli.sleep,
+            trapped: cli.trapped,
+            ..NvmeOptions::new(&cli.socket)
+        })?;
+        let doorbells = client.doorbells();
+        let succeeded = act(cli, &mut client, &workload, Some(doorbells))?;
+        client.close()?;
+        return Ok(succeeded);
+    }
+    let device = match cli.scsi {
+        None => Device::Blk,
+        Some((target, lun)) => Device::Scsi { target, lun, wide: false },
+    };
+    let options = Options {
+        device,
+        queues: cli.queues,
+        depth: cli.qd,
+        buffer: block.max(512),
+        segment: cli.segment.map_or(Ok(u32::MAX), |Bytes(segment)| narrow("segment", segment))?,
+        ring: if cli.packed { Ring::Packed } else { Ring::Split },
+        ring_size: cli.ring_size,
+        indirect: cli.indirect,
+        event_idx: !cli.no_event_idx,
+        echo: cli.echo,
+        ..Options::new(&cli.socket)
+    };
     let mut client = Client::connect(options)?;
+    let succeeded = act(cli, &mut client, &workload, None)?;
+    if !cli.echo {
+        client.close()?;
+    }
+    Ok(succeeded)
+}
+
+/// Does with a connected client what the command line asks for. Returns false if requests failed.
+fn act<F: Front>(
+    cli: &Cli,
+    client: &mut F,
+    workload: &Workload,
+    doorbells: Option<Doorbells>,
+) -> Result<bool> {
     if cli.info {
         if cli.json {
             print(&serde_json::to_string_pretty(client.disk())?);
         } else {
-            let id = client.id().ok();
-            print(&describe(client.disk(), id.as_deref()));
+            let serial = client.serial().ok();
+            print(&describe(client.disk(), serial.as_deref(), doorbells));
         }
-        client.close()?;
         return Ok(true);
     }
     if !cli.discard.is_empty() {
         cli.discard.iter().try_for_each(|(offset, size)| client.discard(*offset, *size))?;
-        client.close()?;
         return Ok(true);
     }
-    let outcome = run(&mut client, &workload)?;
-    let report = Report::new(&client, &outcome);
+    let outcome = run(client, workload)?;
+    let report = Report::new(client, &outcome);
     print(&if cli.json { serde_json::to_string_pretty(&report)? } else { report.table() });
-    if !cli.echo {
-        client.close()?;
-    }
     Ok(outcome.failed == 0)
 }
 
@@ -223,11 +253,11 @@ fn pattern(cli: &Cli) -> Pattern {
     Pattern { random, reads }
 }
 
-fn describe(disk: &Disk, id: Option<&str>) -> String {
+fn describe(disk: &Disk, serial: Option<&str>, doorbells: Option<Doorbells>) -> String {
     let yes = |yes| if yes { "yes" } else { "no" };
-    format!(
+    let mut text = format!(
         "serial         {}\nbytes          {}\nblock          {}\nqueues         {}\nread-only      {}\nwrite cache    {}\ndiscard        {}\nwrite zeroes   {}\nsegments       {}",
-        id.unwrap_or("-"),
+        serial.unwrap_or("-"),
         disk.bytes,
         disk.block,
         disk.queues,
@@ -236,7 +266,16 @@ fn describe(disk: &Disk, id: Option<&str>) -> String {
         yes(disk.discard),
         yes(disk.write_zeroes),
         disk.segments
-    )
+    );
+    if let Some(doorbells) = doorbells {
+        let how = match doorbells {
+            Doorbells::Mapped => "mapped",
+            Doorbells::Shadow => "shadow",
+            Doorbells::Trapped => "trapped",
+        };
+        text += &format!("\ndoorbells      {how}");
+    }
+    text
 }
 
 /// Prints on stdout. Ignores errors, because stdout may have no reader.

@@ -20,7 +20,7 @@ pub enum Operation {
     },
     /// Reads the disk's serial number into the buffer.
     GetId,
-    /// A request with this type (virtio-blk) or this operation code (SCSI), whatever it means. The disk may write to
+    /// A request with this type (virtio-blk), operation code (SCSI) or opcode (NVMe), whatever it means. The disk may write to
     /// the buffer. For tests.
     Other(u32),
     /// SCSI: this command. The disk may write to the buffer.
@@ -82,6 +82,8 @@ pub enum Status {
         /// Sense key, additional sense code, and additional sense code qualifier.
         sense: [u8; 3],
     },
+    /// NVMe: the status field of the completion without the phase tag, if it is not success.
+    Nvme(u16),
 }
 
 impl fmt::Display for Status {
@@ -91,6 +93,9 @@ impl fmt::Display for Status {
             Self::IoError => f.write_str("I/O error"),
             Self::Unsupported => f.write_str("unsupported"),
             Self::Unknown(byte) => write!(f, "unknown status {byte:#x}"),
+            Self::Nvme(status) => {
+                write!(f, "NVMe status type {}, code {:#04x}", status >> 8 & 7, status & 0xff)
+            }
             Self::Scsi { response, status, sense: [key, code, qualifier] } => write!(
                 f,
                 "SCSI response {response}, status {status:#x}, sense {key:x}/{code:02x}/{qualifier:02x}"
