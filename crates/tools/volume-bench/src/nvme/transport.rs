@@ -75,7 +75,11 @@ impl NvmeTransport {
     #[cold]
     fn trap(&mut self, doorbell: usize, value: u32) -> Result<(), Error> {
         self.traps += 1;
-        self.rings.registers.write_u32(self.rings.doorbells[doorbell], value)
+        match self.rings.registers.write_u32(self.rings.doorbells[doorbell], value) {
+            // As with a kick, it is not here that the loss of the server is found.
+            Err(Error::Gone) => Ok(()),
+            result => result,
+        }
     }
 }
 
