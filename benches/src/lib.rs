@@ -21,6 +21,7 @@ pub mod interrupts;
 pub mod joining;
 pub mod measure;
 pub mod mpi;
+pub mod nvme_volume;
 pub mod readiness;
 pub mod relayed;
 pub mod report;

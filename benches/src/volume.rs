@@ -70,29 +70,7 @@ impl Server {
     /// Starts `ginnel-volume` in `dir`. Neither server locks its image, because the kernel may still hold the lock of a server
     /// that was killed a moment ago.
     pub fn ours(dir: &Path, plan: &Plan<'_>) -> Result<Self> {
-        let socket = dir.join("ours.sock");
-        let mut config = format!(
-            "log = \"error\"\nsocket = {socket:?}\ncontrol = {:?}\nqueues = {}\nthreads = {}\ncpus = {:?}\nwait = {:?}\n",
-            dir.join("ours.ctl"),
-            plan.queues,
-            plan.cpus.len().max(1),
-            plan.cpus,
-            plan.wait.word(),
-        );
-        let disk = match plan.backing {
-            Backing::Ram(_, bytes) => format!("backend = \"ram\"\nsize = \"{bytes}\""),
-            Backing::Null(bytes) => format!("backend = \"null\"\nsize = \"{bytes}\""),
-            Backing::File(path) => format!("path = {path:?}\nlock = false\ndirect = \"off\""),
-            Backing::Direct(path) | Backing::Pinned(path) => {
-                format!("path = {path:?}\nlock = false\ndirect = \"on\"")
-            }
-        };
-        if let Backing::Pinned(_) = plan.backing {
-            config += "pin-memory = true\n";
-        }
-        write!(config, "\n[[disk]]\n{disk}\n")?;
-        let file = dir.join("ours.toml");
-        std::fs::write(&file, config)?;
+        let (file, socket) = configure(dir, "ours", plan, "")?;
         let mut command = Command::new(program("ginnel-volume")?);
         command.arg("bench").arg("--config").arg(file);
         let mut server = Self::start(command, socket)?;
@@ -160,14 +138,7 @@ impl Server {
 
     /// Returns the CPU time that all its threads have used.
     pub fn cpu(&self) -> Result<Duration> {
-        let mut sum = Duration::ZERO;
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
-            // A thread that has just ended is not counted.
-            let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
-            let ns = text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
-            sum += Duration::from_nanos(ns);
-        }
-        Ok(sum)
+        cpu_time(&self.process)
     }
 
     /// Runs a workload from a client with `queues` queues. Returns its outcome, and the CPU seconds of the server per second.
@@ -186,6 +157,47 @@ impl Server {
         client.close()?;
         Ok((outcome, used))
     }
+}
+
+/// Writes the configuration of a volume of ours, which also has the lines `more`. Returns the paths of the file and of the
+/// volume's socket.
+pub(crate) fn configure(dir: &Path, name: &str, plan: &Plan<'_>, more: &str) -> Result<(PathBuf, PathBuf)> {
+    let socket = dir.join(format!("{name}.sock"));
+    let mut config = format!(
+        "log = \"error\"\nsocket = {socket:?}\ncontrol = {:?}\nqueues = {}\nthreads = {}\ncpus = {:?}\nwait = {:?}\n{more}",
+        dir.join(format!("{name}.ctl")),
+        plan.queues,
+        plan.cpus.len().max(1),
+        plan.cpus,
+        plan.wait.word(),
+    );
+    let disk = match plan.backing {
+        Backing::Ram(_, bytes) => format!("backend = \"ram\"\nsize = \"{bytes}\""),
+        Backing::Null(bytes) => format!("backend = \"null\"\nsize = \"{bytes}\""),
+        Backing::File(path) => format!("path = {path:?}\nlock = false\ndirect = \"off\""),
+        Backing::Direct(path) | Backing::Pinned(path) => {
+            format!("path = {path:?}\nlock = false\ndirect = \"on\"")
+        }
+    };
+    if let Backing::Pinned(_) = plan.backing {
+        config += "pin-memory = true\n";
+    }
+    write!(config, "\n[[disk]]\n{disk}\n")?;
+    let file = dir.join(format!("{name}.toml"));
+    std::fs::write(&file, config)?;
+    Ok((file, socket))
+}
+
+/// Returns the CPU time that all threads of a process have used.
+pub(crate) fn cpu_time(process: &Child) -> Result<Duration> {
+    let mut sum = Duration::ZERO;
+    for task in std::fs::read_dir(format!("/proc/{}/task", process.id()))? {
+        // A thread that has just ended is not counted.
+        let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
+        let ns = text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
+        sum += Duration::from_nanos(ns);
+    }
+    Ok(sum)
 }
 
 impl Drop for Server {
