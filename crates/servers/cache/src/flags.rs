@@ -1,7 +1,7 @@
 //! The command line of `ginnel-cache`.
 
 use clap::Parser;
-use ginnel_config::{Bytes, LogFormat, Mode};
+use ginnel_config::{Bytes, LogFormat, Mode, Problem};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
@@ -28,7 +28,7 @@ pub struct Flags {
     #[arg(long, value_name = "PATH")]
     pub unix: Option<PathBuf>,
     /// Permissions of the Unix socket, in octal.
-    #[arg(long, value_name = "MODE", default_value = "0700")]
+    #[arg(long, value_name = "MODE", default_value = "0600")]
     pub unix_mode: Mode,
     /// Listens for channels in this segment. May be given several times. Default: the segment of the items; `none`
     /// for no channels.
@@ -55,6 +55,11 @@ pub struct Flags {
 }
 
 impl Flags {
+    /// Returns what nobody can mean.
+    pub fn doubt(&self) -> Option<Problem> {
+        self.unix_mode.doubt_of_socket("--unix-mode", "only root's clients can connect")
+    }
+
     /// Returns the segments in which the server listens for channels.
     pub fn channels(&self) -> Vec<String> {
         match &self.channel[..] {
@@ -78,6 +83,19 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn the_mode_of_a_socket_is_one_that_somebody_can_mean() {
+        let doubt = |mode: &str| {
+            let words = ["ginnel-cache", "--segment", "s"].into_iter().chain(mode.split_whitespace());
+            Flags::try_parse_from(words).unwrap().doubt().map(|problem| problem.to_string())
+        };
+        for good in ["", "--unix-mode 0660", "--unix-mode 0666"] {
+            assert_eq!(doubt(good), None, "{good}");
+        }
+        assert!(doubt("--unix-mode 0000").unwrap().starts_with("--unix-mode: 0000: only root's clients"));
+        assert!(doubt("--unix-mode 0777").unwrap().ends_with("write 0666"));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 /// How long the daemon may take to notice that an earlier server has died.
@@ -41,6 +41,9 @@ fn main() -> ExitCode {
 
 fn run(flags: &Flags) -> Result<()> {
     start_log(flags);
+    if let Some(doubt) = flags.doubt() {
+        error!("{doubt}; it is obeyed nevertheless");
+    }
     raise_file_limit(flags.max_connections);
     let (stop, stopper) = UnixStream::pair().context("cannot create a socket pair")?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
