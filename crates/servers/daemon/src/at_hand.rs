@@ -3,6 +3,7 @@
 //!
 //! A tmpfs and a hugetlbfs have everything at hand that exists. Other file systems have what was used lately.
 
+use crate::length;
 use rustix::fs::{self, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -39,4 +40,9 @@ pub fn open(path: &Path, flags: OFlags) -> Result<Option<OwnedFd>, Errno> {
 /// Returns what is known about the file with this name, if there is one at hand.
 pub fn stat(path: &Path) -> Option<fs::Stat> {
     fs::fstat(open(path, OFlags::PATH).ok()??).ok()
+}
+
+/// Returns the length of the file with this name in bytes; 0 if there is none at hand.
+pub fn length(path: &Path) -> u64 {
+    stat(path).map_or(0, |stat| length::of_stat(&stat))
 }

@@ -15,6 +15,7 @@ pub mod hangup;
 pub mod host;
 pub mod interrupt;
 pub mod keeper;
+mod length;
 pub mod logging;
 pub mod namer;
 pub mod packet;

@@ -2,12 +2,13 @@
 
 use crate::poller::{Interest, Poller};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// Returns a command that runs this program with these arguments, even if another has been installed in its place.
@@ -55,11 +56,13 @@ impl Spawned {
     /// Starts a process whose end is an event with this token.
     pub fn start_with(command: &mut Command, poller: &Poller, token: u64) -> io::Result<Self> {
         let mut started = Self::start(command)?;
-        if let Err(error) = poller.add(&started.ended, token, Interest::READ) {
-            let _ = started.child.kill().and_then(|()| started.child.wait());
-            return Err(error);
+        match poller.add(&started.ended, token, Interest::READ) {
+            Ok(()) => Ok(started),
+            Err(error) => {
+                let _ = started.child.kill().and_then(|()| started.child.wait());
+                Err(error)
+            }
         }
-        Ok(started)
     }
 
     /// Returns the number of the process.
@@ -93,5 +96,87 @@ impl Spawned {
     /// Buries a process if it has ended. Returns how it has ended.
     pub fn try_bury(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
+    }
+}
+
+/// A process and what it says on its standard output.
+#[derive(Debug)]
+pub struct Speaker {
+    /// The process.
+    pub process: Spawned,
+    output: OwnedFd,
+    said: Vec<u8>,
+}
+
+impl Speaker {
+    /// Starts a process.
+    pub fn start(command: &mut Command) -> io::Result<Self> {
+        Self::start_as(command, Spawned::start)
+    }
+
+    /// Starts a process. What it says is an event with the first token, and its end one with the second.
+    pub fn start_with(command: &mut Command, poller: &Poller, tokens: [u64; 2]) -> io::Result<Self> {
+        let mut started = Self::start_as(command, |command| Spawned::start_with(command, poller, tokens[1]))?;
+        match poller.add(&started.output, tokens[0], Interest::READ) {
+            Ok(()) => Ok(started),
+            Err(error) => {
+                // It may take long to end, and is not waited for.
+                started.process.kill();
+                started.process.bury(poller);
+                Err(error)
+            }
+        }
+    }
+
+    fn start_as(
+        command: &mut Command,
+        start: impl FnOnce(&mut Command) -> io::Result<Spawned>,
+    ) -> io::Result<Self> {
+        let (output, say) = pipe_with(PipeFlags::CLOEXEC)?;
+        ioctl_fionbio(&output, true)?;
+        let process = start(command.stdout(Stdio::from(say)));
+        // Otherwise the command would keep the other end open.
+        command.stdout(Stdio::null());
+        Ok(Self { process: process?, output, said: Vec::new() })
+    }
+
+    /// Returns what it has said so far.
+    pub fn said(&self) -> &[u8] {
+        &self.said
+    }
+
+    /// Takes what it says. Returns whether it will say nothing more.
+    pub fn hear(&mut self) -> bool {
+        let mut bytes = [0; 4096];
+        loop {
+            match rustix::io::read(&self.output, &mut bytes) {
+                Ok(0) => return true,
+                Ok(len) => self.said.extend_from_slice(&bytes[..len]),
+                Err(Errno::INTR) => {}
+                Err(errno) => return errno != Errno::AGAIN,
+            }
+        }
+    }
+
+    /// Forgets what it has said so far.
+    pub fn forget(&mut self) {
+        self.said.clear();
+    }
+
+    /// Waits until it says something, or nothing more; without `until` as long as that takes. Returns whether it did.
+    pub fn wait(&self, until: Option<Instant>) -> bool {
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let time = left.and_then(|left| Timespec::try_from(left).ok());
+            match poll(&mut [PollFd::new(&self.output, PollFlags::IN)], time.as_ref()) {
+                Err(Errno::INTR) => {}
+                ready => return ready.is_ok_and(|ready| ready > 0),
+            }
+        }
+    }
+
+    /// Wants no more events of what it says.
+    pub fn ignore(&self, poller: &Poller) {
+        poller.remove(&self.output);
     }
 }

@@ -11,7 +11,7 @@
 
 use super::config;
 use super::config::doubts::{doubt_of_segment, doubt_of_vm};
-use super::making::{PendingSegment, WantedBy};
+use super::pending_segments::{PendingSegment, WantedBy};
 use super::server::Server;
 use ginnel_broker::broker::{ClientId, unrecorded};
 use ginnel_broker::declared::{SegmentSpec, VmSpec};
@@ -135,7 +135,7 @@ impl Server {
         if let Some(doubt) = doubt_of_segment(&segment, &place) {
             return Err(doubt.into());
         }
-        if self.making.contains(&segment.name) {
+        if self.pending_segments.contains(&segment.name) {
             let text = format!("{place} is being made: wait for it, or choose another name");
             return Err(Refusal::new(ErrorCode::IN_USE, text));
         }

@@ -2,6 +2,7 @@
 //! bytes never come), and each of these calls waits for that lock.
 
 use super::in_use::Alone;
+use crate::length;
 use crate::spawned::end_with_parent;
 use anyhow::Context as _;
 use rustix::fs::{
@@ -91,7 +92,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         })?;
     }
     if let Some(size) = args.shorten
-        && length_of(file.as_fd()) > size
+        && length::of(&file) > size
     {
         ftruncate(&file, size)
             .with_context(|| format!("{path}, which somebody has made longer, cannot be cut"))?;
@@ -151,10 +152,6 @@ fn remove_unused(path: &Path) -> io::Result<()> {
     }
 }
 
-fn length_of(file: BorrowedFd<'_>) -> u64 {
-    fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
-}
-
 /// Allocates memory with one call, which the kernel undoes if there is not enough.
 fn allocate(file: BorrowedFd<'_>, from: u64, to: u64) -> Result<(), Errno> {
     loop {
@@ -168,9 +165,9 @@ fn allocate(file: BorrowedFd<'_>, from: u64, to: u64) -> Result<(), Errno> {
 /// Restores the size of a file, calls `has_size`, and then allocates its memory; repeats this as long as others truncate it.
 fn restore(file: BorrowedFd<'_>, size: u64, has_size: impl Fn()) -> Result<(), Errno> {
     let (mut told, mut at) = (false, 0);
-    while !told || at < size || length_of(file) < size {
-        if !told || length_of(file) < size {
-            if length_of(file) < size {
+    while !told || at < size || length::of(file) < size {
+        if !told || length::of(file) < size {
+            if length::of(file) < size {
                 ftruncate(file, size)?;
             }
             has_size();

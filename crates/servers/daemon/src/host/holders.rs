@@ -7,22 +7,18 @@
 //!
 //! A program that wants to hide can do so: a descriptor in a socket's queue is seen nowhere. This is for finding QEMUs.
 
-use super::restoring::Identity;
+use super::file_jobs::Identity;
 use super::token::Token;
 use crate::pidwatch;
-use crate::poller::{Interest, Poller};
-use crate::spawned::{Spawned, end_with_parent, own_program};
+use crate::poller::Poller;
+use crate::spawned::{Spawned, Speaker, end_with_parent, own_program};
 use ginnel_broker::process::Process;
 use ginnel_layout::Name;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
-use rustix::io::{Errno, ioctl_fionbio};
-use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -62,9 +58,7 @@ pub type Found = BTreeMap<Name, BTreeSet<Holder>>;
 /// A look that is under way.
 #[derive(Debug)]
 struct Look {
-    process: Spawned,
-    output: OwnedFd,
-    said: Vec<u8>,
+    speaker: Speaker,
     names: Vec<Name>,
     begun: Instant,
     patience: Duration,
@@ -109,8 +103,7 @@ impl Looks {
         let number = self.start(poller, files, WAIT)?;
         while let Some(left) = self.left().filter(|left| !left.is_zero()) {
             if let Some((_, look)) = &self.present {
-                let time = Timespec::try_from(left).ok();
-                let _ = poll(&mut [PollFd::new(&look.output, PollFlags::IN)], time.as_ref());
+                look.speaker.wait(Some(Instant::now() + left));
             }
             self.ready(poller, number);
         }
@@ -129,20 +122,14 @@ impl Looks {
         if self.ending.len() >= STUCK {
             return Err(io::Error::other(format!("{STUCK} processes that did this are stuck")));
         }
-        let (output, say) = pipe_with(PipeFlags::CLOEXEC)?;
-        ioctl_fionbio(&output, true)?;
         let arguments = files.iter().flat_map(|(_, path)| ["--file".into(), OsString::from(path)]);
         let mut command = own_program(std::iter::once("holders".into()).chain(arguments));
-        command.stdin(Stdio::null()).stdout(Stdio::from(say));
         let number = self.numbers;
+        let tokens = [number, number + 1].map(|number| Token::Look(number).into());
+        let speaker = Speaker::start_with(command.stdin(Stdio::null()), poller, tokens)?;
         self.numbers += 2;
-        let process = Spawned::start_with(&mut command, poller, Token::Look(number + 1).into())?;
-        if let Err(error) = poller.add(&output, Token::Look(number).into(), Interest::READ) {
-            self.ending.insert(number, process);
-            return Err(error);
-        }
         let names = files.into_iter().map(|(name, _)| name).collect();
-        let look = Look { process, output, said: Vec::new(), names, begun: Instant::now(), patience };
+        let look = Look { speaker, names, begun: Instant::now(), patience };
         self.present = Some((number, look));
         Ok(number)
     }
@@ -158,17 +145,7 @@ impl Looks {
         if *present != number {
             return;
         }
-        let mut bytes = [0; 4096];
-        loop {
-            match rustix::io::read(&look.output, &mut bytes) {
-                Ok(0) => return self.end(poller),
-                Ok(len) => look.said.extend_from_slice(&bytes[..len]),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => break,
-                Err(_) => return self.end(poller),
-            }
-        }
-        if says(&look.said, DONE) || has_ended {
+        if look.speaker.hear() || says(look.speaker.said(), DONE) || has_ended {
             self.end(poller);
         }
     }
@@ -188,15 +165,15 @@ impl Looks {
 
     fn end(&mut self, poller: &Poller) {
         let Some((number, mut look)) = self.present.take() else { return };
-        poller.remove(&look.output);
-        self.found = parse(&look.names, &look.said);
-        self.complete = match says(&look.said, OPENED) {
+        look.speaker.ignore(poller);
+        self.found = parse(&look.names, look.speaker.said());
+        self.complete = match says(look.speaker.said(), OPENED) {
             true => look.names.iter().copied().collect(),
             false => BTreeSet::new(),
         };
         self.next = Some(Instant::now() + (look.begun.elapsed() * RESTS).clamp(REST, MOST_REST));
-        look.process.kill();
-        self.ending.insert(number, look.process);
+        look.speaker.process.kill();
+        self.ending.insert(number, look.speaker.process);
     }
 }
 

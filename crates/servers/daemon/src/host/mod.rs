@@ -5,7 +5,8 @@
 //! | [`config`], `accepted` | the configuration file, and the last configuration without a mistake |
 //! | [`journal`] | the changes of the books, on disk, and how far they go |
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
-//! | `making`, [`file_making`], [`restoring`], [`file_work`] | files of segments that are made or must be changed, by processes |
+//! | [`file_jobs`], [`file_making`], [`file_work`], `pending_segments` | files of segments that processes make or change, and segments that wait for theirs |
+//! | [`watched_files`] | files of segments that others have changed, and that get back what they had |
 //! | [`in_use`] | whether anybody else has a file |
 //! | `former`, [`holders`] | processes that have a segment's file and are no members |
 //! | `memory_limit` | the memory that the daemon's cgroups leave to it |
@@ -25,6 +26,7 @@ pub mod config;
 mod declare;
 mod doorbells;
 mod fence;
+pub mod file_jobs;
 pub mod file_making;
 pub mod file_work;
 mod fixed_size;
@@ -37,16 +39,15 @@ pub mod in_use;
 mod inspect;
 pub mod ivshmem;
 pub mod journal;
-mod making;
 pub mod members;
 mod memory_limit;
 pub mod own_folder;
 mod pauses;
+mod pending_segments;
 pub mod qmp;
 mod random;
 mod reload;
 mod rereading;
-pub mod restoring;
 mod ringing;
 pub mod segments;
 pub mod server;
@@ -56,6 +57,7 @@ mod turns;
 mod viewer;
 mod views;
 mod vms;
+pub mod watched_files;
 
 use crate::closer::Closer;
 use crate::hangup::Hangup;

@@ -13,18 +13,17 @@ use super::config::OWN_FOLDER;
 use super::{file_making, random};
 use crate::at_hand;
 use crate::folder_lock::{Refused, lock};
-use crate::spawned::own_program;
+use crate::spawned::{Speaker, own_program};
 use ginnel_config::Problem;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Stdio};
-use std::time::Duration;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 use tracing::warn;
 
 /// The name of its lock. No segment has such a name.
@@ -46,7 +45,7 @@ pub struct Folders {
     /// The locks of those that are ready.
     ready: BTreeMap<PathBuf, File>,
     /// The processes that have not made theirs yet.
-    asked: BTreeMap<PathBuf, Asked>,
+    asked: BTreeMap<PathBuf, Speaker>,
     /// Nobody is served yet, so this may wait.
     is_starting: bool,
 }
@@ -91,17 +90,16 @@ impl Folders {
             let what = format!("no process can make {}: {error}", path.display());
             Problem::new(place, what, "see which resource of the system is used up")
         };
-        let (mut asked, time) = match self.asked.remove(path) {
-            Some(asked) => (asked, Duration::ZERO),
-            None => (Asked::start(path).map_err(failed)?, PATIENCE),
+        let (mut maker, time) = match self.asked.remove(path) {
+            Some(maker) => (maker, Duration::ZERO),
+            None => (start(path).map_err(failed)?, PATIENCE),
         };
-        if !asked.is_done(time) {
-            self.asked.insert(path.to_owned(), asked);
+        let Some(said) = said(&mut maker, time).map_err(failed)? else {
+            self.asked.insert(path.to_owned(), maker);
             let what =
                 format!("{} cannot be made: a program holds the lock of the folder above it", path.display());
             return Err(Problem::new(place, what, "end that program; the daemon tries again by itself"));
-        }
-        let said = asked.said().map_err(failed)?;
+        };
         match said.split_once('\n') {
             Some((what, fix)) => Err(Problem::new(place, what, fix)),
             None if said.is_empty() => Ok(()),
@@ -113,34 +111,27 @@ impl Folders {
     }
 }
 
-/// A process that makes a folder. If the daemon ends meanwhile, the process goes on, which harms nobody.
-#[derive(Debug)]
-struct Asked {
-    child: Child,
-    output: ChildStdout,
+/// Starts a process that makes a folder. If the daemon ends meanwhile, the process goes on, which harms nobody.
+fn start(path: &Path) -> io::Result<Speaker> {
+    let mut command = own_program(["folder".as_ref(), "--path".as_ref(), path.as_os_str()]);
+    Speaker::start(command.stdin(Stdio::null()))
 }
 
-impl Asked {
-    fn start(path: &Path) -> io::Result<Self> {
-        let mut command = own_program(["folder".as_ref(), "--path".as_ref(), path.as_os_str()]);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-        let output = child.stdout.take().ok_or_else(|| io::Error::other("it has no output"))?;
-        Ok(Self { child, output })
+/// Returns what such a process has said, which it does at its end only, if at all; `None` if that is not within this time.
+fn said(maker: &mut Speaker, at_most: Duration) -> io::Result<Option<String>> {
+    let until = Instant::now() + at_most;
+    while maker.wait(Some(until)) {
+        if maker.hear() {
+            maker.process.wait(PATIENCE);
+            return match maker.process.try_bury() {
+                Some(status) if status.success() => {
+                    Ok(Some(String::from_utf8_lossy(maker.said()).into_owned()))
+                }
+                status => Err(io::Error::other(format!("it failed ({status:?})"))),
+            };
+        }
     }
-
-    /// Waits until it has done its work, at most for this time. It says something at its end only, if at all.
-    fn is_done(&self, at_most: Duration) -> bool {
-        let time = Timespec::try_from(at_most).ok();
-        poll(&mut [PollFd::new(&self.output, PollFlags::IN)], time.as_ref()).is_ok_and(|ready| ready > 0)
-    }
-
-    /// Returns what it says.
-    fn said(&mut self) -> io::Result<String> {
-        let mut said = String::new();
-        self.output.read_to_string(&mut said)?;
-        let status = self.child.wait()?;
-        if status.success() { Ok(said) } else { Err(io::Error::other(format!("it failed ({status})"))) }
-    }
+    Ok(None)
 }
 
 /// Checks that a folder is the daemon's own. Returns false if there is none.

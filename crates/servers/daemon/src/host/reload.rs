@@ -262,7 +262,7 @@ impl Server {
 
     /// Returns why a segment cannot be removed now.
     fn why_used(&self, name: &Name) -> Option<String> {
-        if self.making.contains(name) {
+        if self.pending_segments.contains(name) {
             return Some(BEING_MADE.to_owned());
         }
         let books = self.broker.books();
@@ -281,7 +281,7 @@ impl Server {
             let known = self.broker.books().segments.contains_key(&segment.name);
             match self.config.segments.get(&segment.name).cloned() {
                 Some(old) if known && old != *segment => self.change_segment(&old, segment, outcome),
-                Some(_) if known || self.making.contains(&segment.name) => {}
+                Some(_) if known || self.pending_segments.contains(&segment.name) => {}
                 None if known => outcome.left(format!("segment.{}", segment.name), DECLARED_AT_RUN_TIME),
                 _ => self.add_segment(segment, outcome),
             }
@@ -290,7 +290,7 @@ impl Server {
 
     fn add_segment(&mut self, segment: &config::Segment, outcome: &mut Outcome) {
         let what = format!("segment.{}", segment.name);
-        if self.making.contains(&segment.name) {
+        if self.pending_segments.contains(&segment.name) {
             return outcome.left(what, BEING_MADE);
         }
         if segment.shared_file.is_some() {

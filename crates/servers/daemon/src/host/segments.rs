@@ -1,13 +1,15 @@
 //! The files of segments: they are made, checked, mapped, and watched for truncation.
 
 use super::config;
+use super::file_jobs::{FileJobs, Identity};
 use super::file_making::{NewFile, check_file_system, check_folder, check_memory, check_room};
 use super::file_work::Args;
 use super::fixed_size::without_truncation;
 use super::front::{Front, Repairs};
 use super::own_folder::{self, Folders};
-use super::restoring::{Files, Identity};
-use crate::at_hand;
+use super::watched_files::WatchedFiles;
+use crate::poller::Poller;
+use crate::{at_hand, length};
 use ginnel_broker::broker::World;
 use ginnel_broker::objects::sync::SyncUser;
 use ginnel_broker::record::MemoryFile;
@@ -78,7 +80,9 @@ pub struct Segments {
     /// The segments that were truncated again soon after their users were told of it.
     to_tell: BTreeSet<Name>,
     /// The files, which are watched.
-    files: Files,
+    files: WatchedFiles,
+    /// The processes that change them.
+    jobs: FileJobs,
     /// The folders that have the files.
     folders: Folders,
     /// The files that were made since the start. All slices in such a file are new, including those in front of the first one
@@ -91,9 +95,10 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Starts without segments; `files` watches those that are opened.
-    pub fn new(files: Files, folders: Folders) -> Self {
-        Self { files, folders, ..Self::default() }
+    /// Starts without segments. What happens to their files is an event of this poller.
+    pub fn new(poller: &Poller, folders: Folders) -> Self {
+        let (files, jobs) = (WatchedFiles::new(poller), FileJobs::new(poller));
+        Self { files, jobs, folders, ..Self::default() }
     }
 
     /// Notes that the journal is not believed.
@@ -115,13 +120,13 @@ impl Segments {
     /// and later only for a moment. Then, as at a start where others hold the folder's lock, the process goes on with it.
     fn make(&mut self, config: &config::Segment, place: &str) -> Result<(), Problem> {
         let path = &config.path;
-        let time = match (self.folders.is_starting(), self.files.is_making(path)) {
+        let time = match (self.folders.is_starting(), self.jobs.is_making(path)) {
             (true, _) => None,
             (false, true) => Some(Duration::ZERO),
             (false, false) => Some(MAKING),
         };
         self.begin_making(config, place)?;
-        if !self.files.wait_made(path, time) {
+        if !self.jobs.wait_made(path, time) {
             let what = format!("{} is being made, or a program holds the lock of its folder", path.display());
             let fix = "the daemon tries again by itself; if it takes long, end the programs of other users that use this file system";
             return Err(Problem::new(place, what, fix));
@@ -135,7 +140,7 @@ impl Segments {
 
     /// Lets a process make the file of a segment, unless one does so.
     pub fn begin_making(&mut self, config: &config::Segment, place: &str) -> Result<(), Problem> {
-        self.files.make(&NewFile::of(config)).map_err(|error| {
+        self.jobs.make(&NewFile::of(config)).map_err(|error| {
             let what = format!("no process can make {}: {error}", config.path.display());
             Problem::new(place, what, "see which resource of the system is used up")
         })
@@ -143,14 +148,14 @@ impl Segments {
 
     /// Returns those of these files that were to be made since the last call, and whether they are.
     pub fn take_made(&mut self, which: impl Fn(&Path) -> bool) -> Vec<(PathBuf, Result<(), Problem>)> {
-        let made = self.files.take_made(which);
+        let made = self.jobs.take_made(which);
         self.made.extend(made.iter().filter(|(_, result)| result.is_ok()).map(|(path, _)| path.clone()));
         made
     }
 
     /// Returns whether the file is being made.
     pub fn is_making(&self, path: &Path) -> bool {
-        self.files.is_making(path)
+        self.jobs.is_making(path)
     }
 
     /// Forgets that this file was made. Returns false if a segment uses the file, or if it was not made since the start.
@@ -180,7 +185,7 @@ impl Segments {
             Some(file) => {
                 // A file of slices grows with them. But if it was truncated while programs or VMs have its pages, it must not grow
                 // back.
-                let grows = size_of_file(&file) < config.end();
+                let grows = length::of(&file) < config.end();
                 if grows && !may_create {
                     let what = format!("{} was truncated", config.path.display());
                     return Err(Problem::new(place, what, "stop all its users and remove the file"));
@@ -265,7 +270,7 @@ impl Segments {
         }
         // While others are served, only the first look is waited for.
         let time = if self.strange.insert(config.path.clone()) { REMOVAL } else { Duration::ZERO };
-        self.files.remove_unused(&config.path, time).map_err(|error| {
+        self.jobs.remove_unused(&config.path, time).map_err(|error| {
             let what = format!("whether anybody uses {path} cannot be found out: {error}");
             Problem::new(place, what, "see the log; or stop all its users and remove the file")
         })?;
@@ -313,7 +318,7 @@ impl Segments {
             work.mode = Some(config.mode);
         }
         // (A file that is too small is refused elsewhere, and one of slices may be longer.)
-        if config.offset.is_none() && u64::try_from(stat.st_size).is_ok_and(|size| size > config.size) {
+        if config.offset.is_none() && length::of_stat(&stat) > config.size {
             work.shorten = Some(config.size);
         }
         if grows || !is_allocated(&stat, config) {
@@ -334,7 +339,7 @@ impl Segments {
             return Ok(());
         }
         let time = if grows { PATIENCE } else { Duration::ZERO };
-        if !self.files.change(identity, file, &work, time).map_err(failed)? && grows {
+        if !self.jobs.change(identity, file, &work, time).map_err(failed)? && grows {
             let what = format!("{} is being made longer", config.path.display());
             let fix = "wait until that is done; if it takes long, a program that has the file open holds its lock: end its users";
             return Err(Problem::new(place, what, fix));
@@ -346,17 +351,17 @@ impl Segments {
     pub fn remove_leftover(&mut self, config: &config::Segment, place: &str) -> Result<(), Problem> {
         // Slices that are new lie behind everything that was ever in their file. A file of another size is refused elsewhere: the
         // configuration may be wrong. And if the journal is not believed, `open` finds out whether anybody has the file.
-        let size = || at_hand::stat(&config.path).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+        let size = || at_hand::length(&config.path);
         if config.offset.is_some() || self.is_doubtful || self.made.contains(&config.path) {
             return Ok(());
         }
         self.prepare(config, place)?;
-        if !is_there(config) || size() != config.size || self.files.is_removing(&config.path) {
+        if !is_there(config) || size() != config.size || self.jobs.is_removing(&config.path) {
             return Ok(());
         }
         let path = config.path.display();
         warn!(segment = %config.name, %path, "this file of an earlier segment is removed: the new segment gets a new one");
-        self.files.remove(&config.path, REMOVAL).map(drop).map_err(|error| {
+        self.jobs.remove(&config.path, REMOVAL).map(drop).map_err(|error| {
             Problem::new(
                 place,
                 format!("{path} of an earlier segment cannot be removed: {error}"),
@@ -436,19 +441,19 @@ impl Segments {
     /// needs for ever. Then a process goes on with it.
     pub fn remove_file(&mut self, name: &Name) -> std::io::Result<bool> {
         let Some(open) = self.open.get(name) else { return Ok(true) };
-        self.files.remove(&open.path, REMOVAL)
+        self.jobs.remove(&open.path, REMOVAL)
     }
 
     /// Removes a file that was made for a segment which is not declared after all.
     pub fn discard(&mut self, path: &Path) {
-        if let Err(error) = self.files.remove(path, REMOVAL) {
+        if let Err(error) = self.jobs.remove(path, REMOVAL) {
             warn!(path = %path.display(), %error, "a file that is not needed cannot be removed");
         }
     }
 
     /// Checks that a file is not still being removed.
     pub fn check_removed(&self, path: &Path, place: &str) -> Result<(), Problem> {
-        if !self.files.is_removing(path) {
+        if !self.jobs.is_removing(path) {
             return Ok(());
         }
         let what = format!(
@@ -492,7 +497,7 @@ impl Segments {
             return false;
         }
         let stat = fs::fstat(file);
-        let whole = stat.is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= open.end));
+        let whole = stat.is_ok_and(|stat| length::of_stat(&stat) >= open.end);
         let there = stat.is_ok_and(|stat| stat.st_nlink > 0);
         // Somebody has truncated the file and made it longer again, and this process has touched the missing memory in between.
         let was_cut = mapping.is_broken();
@@ -537,7 +542,7 @@ impl Segments {
             for name in self.in_file(identity) {
                 self.check(&name);
             }
-            self.files.mend(identity);
+            self.files.mend(identity, &mut self.jobs);
         }
     }
 
@@ -546,19 +551,21 @@ impl Segments {
     pub fn restore(&mut self, needed: impl Fn(&Name) -> bool) {
         for identity in self.files.all() {
             if self.files.is_short(identity) && self.in_file(identity).iter().any(&needed) {
-                self.files.restore(identity);
+                self.files.restore(identity, &mut self.jobs);
             }
         }
     }
 
     /// Handles an event of a process that changes a file. Returns the segments whose file has got its size back.
     pub fn file_work(&mut self, number: u64) -> Vec<Name> {
-        self.files.ready(number).map_or_else(Vec::new, |identity| self.in_file(identity))
+        let news = self.jobs.ready(number);
+        let restored = news.and_then(|news| self.files.restored(news, &mut self.jobs));
+        restored.map_or_else(Vec::new, |identity| self.in_file(identity))
     }
 
     /// Returns whether a file was removed since the last call that a segment out of service has waited for.
     pub fn take_removed(&mut self) -> bool {
-        self.files.take_removed()
+        self.jobs.take_removed()
     }
 
     /// Prepares to tell all users of a segment that its file was truncated and has its size again. Returns false if the file was
@@ -566,7 +573,7 @@ impl Segments {
     pub fn begin_telling(&mut self, name: &Name) -> bool {
         let Some(open) = self.open.get_mut(name).filter(|open| open.cut) else { return false };
         let Some((file, mapping)) = &mut open.memory else { return false };
-        if size_of_file(file) < open.end {
+        if length::of(&*file) < open.end {
             return false;
         }
         if open.told.is_some_and(|told| told.elapsed() < TELL_AGAIN) {
@@ -745,14 +752,10 @@ impl World for Segments {
     }
 }
 
-fn size_of_file(file: &OwnedFd) -> u64 {
-    fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
-}
-
 /// Returns the offset of a new slice in a file that slices share: behind everything that was ever in it. An offset is not used
 /// again as long as the file exists, because a VM that is not declared any more may still have that part mapped.
 pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
-    let size = at_hand::stat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+    let size = at_hand::length(file);
     others.fold(size, u64::max).next_multiple_of(SIZE_UNIT)
 }
 
@@ -787,7 +790,7 @@ fn existing(config: &config::Segment, place: &str, may_be_longer: bool) -> Resul
         return Err(Problem::new(place, what, "find out who made it, then remove it"));
     }
     check_file_system(&config.path, &file, place)?;
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let size = length::of_stat(&stat);
     if config.offset.is_none() && size != config.size && !(may_be_longer && size > config.size) {
         let what = format!("{path} has {} bytes, the configuration says {}", Bytes(size), Bytes(config.size));
         let fix = "write its size into the configuration, or stop all its users and remove the file";
@@ -822,11 +825,11 @@ pub fn is_there(config: &config::Segment) -> bool {
 /// Returns whether all memory of the segment is allocated. If the segment is a part of a file, this is not known unless all of the file
 /// is.
 fn is_allocated(stat: &fs::Stat, config: &config::Segment) -> bool {
-    not_allocated(stat) == 0 && u64::try_from(stat.st_size).is_ok_and(|size| size >= config.end())
+    not_allocated(stat) == 0 && length::of_stat(stat) >= config.end()
 }
 
 /// Returns how many bytes of a file have no memory.
 fn not_allocated(stat: &fs::Stat) -> u64 {
     let has = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
-    u64::try_from(stat.st_size).unwrap_or(0).saturating_sub(has)
+    length::of_stat(stat).saturating_sub(has)
 }

@@ -5,12 +5,11 @@ use super::config::{self, Config};
 use super::holders::Looks;
 use super::holds::Timers;
 use super::journal::Journal;
-use super::making::Making;
 use super::members::Members;
 use super::own_folder::Folders;
 use super::pauses::Pauses;
+use super::pending_segments::PendingSegments;
 use super::rereading::Rereading;
-use super::restoring::Files;
 use super::segments::Segments;
 use super::token::Token;
 use super::turns::Turns;
@@ -103,7 +102,7 @@ pub struct Server {
     /// What the kernel says only once about the sockets that programs report.
     pub(super) syns: Syns,
     /// The files of segments that are being made.
-    pub(super) making: Making,
+    pub(super) pending_segments: PendingSegments,
     /// The configuration that is being read again.
     pub(super) rereading: Rereading,
     /// The segments whose files cannot be used and that nobody uses: the checked declaration, the declaration at run time if any,
@@ -137,7 +136,7 @@ impl Server {
             poller.add(connection, Token::Keeper.into(), Interest::READ)?;
         }
         let rereading = Rereading::new(&poller)?;
-        let segments = Segments::new(Files::new(&poller), folders);
+        let segments = Segments::new(&poller, folders);
         if !ginnel_doorbell::is_safe() {
             warn!(
                 "the system refuses asynchronous I/O (fs.aio-max-nr?): a program that fills its doorbell can delay the rings of that one"
@@ -175,7 +174,7 @@ impl Server {
             packet: vec![0; MAX_PACKET],
             out_of_service: BTreeMap::new(),
             places: BTreeMap::new(),
-            making: Making::default(),
+            pending_segments: PendingSegments::default(),
             rereading,
             retry_at: Instant::now(),
             looks: Looks::default(),

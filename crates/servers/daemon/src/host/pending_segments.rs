@@ -29,9 +29,9 @@ pub(super) enum WantedBy {
 
 /// The segments whose files are being made.
 #[derive(Debug, Default)]
-pub(super) struct Making(Vec<PendingSegment>);
+pub(super) struct PendingSegments(Vec<PendingSegment>);
 
-impl Making {
+impl PendingSegments {
     /// Returns whether the file of a segment of this name is being made.
     pub fn contains(&self, name: &Name) -> bool {
         self.0.iter().any(|pending| pending.segment.name == *name)
@@ -52,7 +52,7 @@ impl Server {
     /// Lets a process make the file of a segment.
     pub(super) fn begin_making(&mut self, pending: PendingSegment, place: &str) -> Result<(), Problem> {
         self.segments.begin_making(&pending.segment, place)?;
-        self.making.0.push(pending);
+        self.pending_segments.0.push(pending);
         Ok(())
     }
 
@@ -61,10 +61,11 @@ impl Server {
         for (path, made) in self.segments.take_made(|_| true) {
             // A segment that is out of service may have waited for its file.
             self.retry_at = Instant::now();
-            let Some(at) = self.making.0.iter().position(|pending| pending.segment.path == path) else {
+            let Some(at) = self.pending_segments.0.iter().position(|pending| pending.segment.path == path)
+            else {
                 continue;
             };
-            let PendingSegment { segment, wanted_by } = self.making.0.remove(at);
+            let PendingSegment { segment, wanted_by } = self.pending_segments.0.remove(at);
             if made.is_ok() {
                 info!(segment = %segment.name, path = %path.display(), size = %Bytes(segment.size), "segment created");
             }
