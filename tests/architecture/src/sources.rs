@@ -14,6 +14,14 @@ fn no_test_is_ignored() {
 }
 
 #[test]
+fn no_test_is_in_a_program_whose_tests_are_not_built() {
+    let manifests = tree::files().into_iter().filter(|path| path.ends_with("Cargo.toml"));
+    let read = |path: PathBuf| std::fs::read_to_string(tree::root().join(&path)).map(|text| (path, text));
+    let manifests: Vec<_> = manifests.filter_map(|path| read(path).ok()).collect();
+    none(not_built(&self::read(), &manifests));
+}
+
+#[test]
 fn no_package_includes_a_module_of_another_one() {
     let files = tree::files();
     let packages: Vec<&Path> =
@@ -104,6 +112,34 @@ fn ignored(sources: &[Source]) -> Vec<String> {
     lines.map(fault).collect()
 }
 
+/// Finds tests in the programs for which a manifest says `test = false`.
+fn not_built(sources: &[Source], manifests: &[(PathBuf, String)]) -> Vec<String> {
+    let value = |table: &str, key: &str| {
+        let line = table.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = "));
+        line.map(|value| value.trim_matches('"').to_owned())
+    };
+    let mut faults = Vec::new();
+    for (manifest, text) in manifests {
+        let folder = manifest.parent().unwrap_or(Path::new(""));
+        let tables = text.split("\n[").filter_map(|table| table.strip_prefix("[bin]]"));
+        for table in tables.filter(|table| value(table, "test").as_deref() == Some("false")) {
+            let name = value(table, "name").unwrap_or_default();
+            let root = folder.join(value(table, "path").unwrap_or_else(|| format!("src/bin/{name}.rs")));
+            // The modules of `main.rs` lie beside it, and those of another root in a folder of its name.
+            let modules = match root.file_name().is_some_and(|name| name == "main.rs") {
+                true => root.parent().unwrap_or(folder).to_owned(),
+                false => root.with_extension(""),
+            };
+            let own = rust(sources).filter(|source| source.path == root || source.path.starts_with(&modules));
+            let tests = own.flat_map(Source::lines).filter(|(_, line)| line.starts_with("#[test]"));
+            faults.extend(tests.map(|(place, _)| {
+                format!("{place}: a test that is not built: {} says `test = false`", manifest.display())
+            }));
+        }
+    }
+    faults
+}
+
 fn borrowed_modules(sources: &[Source], packages: &[&Path]) -> Vec<String> {
     let mut faults = Vec::new();
     for source in rust(sources) {
@@ -148,6 +184,24 @@ mod made_up {
 
     fn places(faults: Vec<String>) -> Vec<String> {
         faults.iter().map(|fault| fault.split(": ").next().unwrap_or_default().into()).collect()
+    }
+
+    #[test]
+    fn a_test_that_is_not_built_is_found() {
+        let test = "#[test]\nfn f() {}\n";
+        let sources = sources(&[
+            ("a/src/bin/one.rs", test),
+            ("a/src/bin/one/part.rs", test),
+            ("a/src/bin/two.rs", test),
+            ("a/src/agent/main.rs", "fn main() {}"),
+            ("a/src/agent/part.rs", test),
+            ("a/src/other.rs", test),
+        ]);
+        let manifest = "[package]\nname = \"a\"\n\n[[bin]]\nname = \"one\"\ntest = false\n\n[[bin]]\nname = \"two\"\n\n\
+                        [[bin]]\nname = \"three\"\npath = \"src/agent/main.rs\"\ntest = false\n\n[dependencies]\n";
+        let found = not_built(&sources, &[("a/Cargo.toml".into(), manifest.into())]);
+        let expected = ["a/src/bin/one.rs:1", "a/src/bin/one/part.rs:1", "a/src/agent/part.rs:1"];
+        assert_eq!(places(found), expected);
     }
 
     #[test]

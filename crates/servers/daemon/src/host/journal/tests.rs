@@ -81,17 +81,20 @@ impl Pair {
 fn a_long_journal_is_rewritten_while_it_grows() {
     let mut pair = Pair::new();
     let mut rewritten = 0;
-    for turn in 0..400 {
-        pair.grow(200);
+    let mut settle = |pair: &mut Pair| {
         let before = pair.len();
         pair.journal.settle(&pair.books);
         rewritten += u32::from(pair.len() < before);
+    };
+    for turn in 0..400 {
+        pair.grow(200);
+        settle(&mut pair);
         if turn % 20 == 0 {
             pair.check();
         }
         // How much it grows before the thread gets to it depends on the machine.
         wait_until("the end of the rewriting", || {
-            pair.journal.settle(&pair.books);
+            settle(&mut pair);
             pair.journal.rewriting.is_none() || pair.len() < 2 * GROWTH
         });
     }
