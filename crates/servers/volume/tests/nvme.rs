@@ -7,11 +7,11 @@ use ginnel_layout::nvme::{Command, Opcode, PAGE, Range, Status};
 use ginnel_shmem::SharedMemory;
 use ginnel_volume::backend::Backend;
 use ginnel_volume::disk::Disk;
-use ginnel_volume::worker::Order;
+use ginnel_volume::worker::{Event, Order};
 use ginnel_volume_control::config::{self, BackendKind, Direct, Lock, OnError, Wait};
 use ginnel_volume_control::{Limits, QueueState};
 use kit::random::Random;
-use kit::wait::wait_until;
+use kit::wait::{wait_for, wait_until};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -236,6 +236,20 @@ fn a_tail_outside_breaks_the_queues() {
         it.worker().dump();
         it.stop_queues(false);
         assert!(it.reap().is_empty());
+    }
+}
+
+/// A guest can truncate the file of its memory. The queues and the data are gone then.
+#[test]
+fn memory_that_disappears_ends_nothing_but_the_queues() {
+    for (doorbells, wait) in ALL {
+        let mut it = Controller::start(Options::ram(BYTES, doorbells, wait));
+        assert_eq!(it.run(blocks(Opcode::READ, 0, 8)), Status::SUCCESS);
+        it.file.set_len(0).unwrap();
+        it.write_tail(0, 5);
+        assert_eq!(wait_for("the worker tells", || it.events.next()), Event::MemoryGone);
+        assert!(dump(&it).state.starts_with("broken: "));
+        it.stop_queues(false);
     }
 }
 

@@ -9,7 +9,7 @@ use ginnel_nvme::{
     CompletionRecord, Constants, Doorbell, DriverCompletions, DriverDoorbell, DriverSubmissions, QueueGroup,
     QueueSetup, State, SubmissionRecord, prp,
 };
-use ginnel_shmem::{Mapping, SharedMemory};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use ginnel_volume::backend::{Backend, Stores};
 use ginnel_volume::device::nvme::{NAMESPACE, Namespace};
 use ginnel_volume::disk::Disk;
@@ -19,6 +19,7 @@ use ginnel_volume::worker::{Events, Handle, Nvme, Order, Peers, Plan, Requests, 
 use ginnel_volume_control::config::Wait;
 use kit::wait::{WATCHDOG, spin_for};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,6 +81,8 @@ impl Options {
 pub struct Controller {
     pub options: Options,
     pub memory: Mapping,
+    /// The file of the memory.
+    pub file: File,
     pub guest: Arc<GuestMemory<Mapping>>,
     pub limiter: Arc<Limiter>,
     pub counters: Arc<Counters>,
@@ -91,7 +94,7 @@ pub struct Controller {
     submissions: Vec<DriverSubmissions<Mapping>>,
     completions: DriverCompletions<Mapping>,
     worker: Option<Handle>,
-    _events: Events,
+    pub events: Events,
 }
 
 impl Controller {
@@ -105,7 +108,9 @@ impl Controller {
 
     /// Creates the queues. Nobody serves them yet.
     pub fn create(options: Options) -> Self {
-        let memory = Mapping::anonymous((PAGES * PAGE) as usize).unwrap();
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(PAGES * PAGE).unwrap();
+        let memory = Mapping::of_file(&file, 0, (PAGES * PAGE) as usize, Protection::ReadWrite).unwrap();
         let region = Region { guest: GUEST, user: 0, memory: memory.clone() };
         let guest = Arc::new(GuestMemory::new(vec![region]).unwrap());
         let (queues, slots) = (options.submissions.max(QUEUE), 1024);
@@ -153,10 +158,11 @@ impl Controller {
             error: fd(),
             call: fd(),
             kicks: (0..options.submissions).map(|_| fd()).collect(),
-            _events: Events::new().unwrap(),
+            events: Events::new().unwrap(),
             worker: None,
             options,
             memory,
+            file,
             guest,
             state,
             bells,
@@ -181,7 +187,7 @@ impl Controller {
             peers: peers.clone(),
             epoch: Instant::now(),
         };
-        let worker = Handle::start(plan, None, &self._events).unwrap();
+        let worker = Handle::start(plan, None, &self.events).unwrap();
         peers.introduce(std::slice::from_ref(&worker));
         self.worker = Some(worker);
     }
