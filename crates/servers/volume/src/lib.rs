@@ -5,7 +5,8 @@
 //!  session   one front end: turns vhost-user messages into memory, queues and features
 //!  worker    one thread with its queues, its io_uring and its counters; its data path takes no lock, and is made once
 //!            for each kind of queues
-//!  device    turns the bytes of a request into an operation on a backend, and the result into bytes (blk, scsi)
+//!  device    turns the bytes of a request into an operation on a backend, and the result into bytes (blk, scsi,
+//!            nvme)
 //!  backend   stores the data: in a file or block device, in memory, or nowhere
 //!  ownership locks the images while the VM runs here
 //!  turn      makes the processes of one volume run one after another
