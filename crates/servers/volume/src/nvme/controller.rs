@@ -84,6 +84,17 @@ pub struct Controller {
     running: Vec<u16>,
 }
 
+/// The words that the holder writes, as they were at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    generation: u64,
+    cc: u32,
+    aqa: Aqa,
+    asq: u64,
+    acq: u64,
+    bus_master: bool,
+}
+
 /// Why a controller cannot go on: a worker does not give a queue back.
 #[derive(Debug)]
 pub struct Stuck(pub String);
@@ -154,7 +165,7 @@ impl Controller {
                 Ok(None)
             }
             FromHolder::Control { id } => {
-                self.follow(volume)?;
+                self.follow(self.wanted(), volume)?;
                 Ok(Some(id).filter(|id| *id != 0))
             }
             // The attachment has seen to these.
@@ -198,15 +209,29 @@ impl Controller {
         }
     }
 
-    /// Does what the registers ask for.
-    fn follow(&mut self, volume: &mut dyn Volume) -> Done {
+    /// Returns what the registers ask for now.
+    pub fn wanted(&self) -> Wanted {
+        // The holder stores a reset's CC before its generation; and what a driver needs for CC, it writes before CC.
         let generation = self.state.load(RESET_GENERATION);
+        let cc = self.state.load(CC) as u32;
+        Wanted {
+            generation,
+            cc,
+            aqa: Aqa(self.state.load(AQA) as u32),
+            asq: self.state.load(ASQ),
+            acq: self.state.load(ACQ),
+            bus_master: self.state.load(BUS_MASTER) != 0,
+        }
+    }
+
+    /// Does what the registers have asked for.
+    pub fn follow(&mut self, wanted: Wanted, volume: &mut dyn Volume) -> Done {
+        let Wanted { generation, cc, bus_master, .. } = wanted;
         if self.state.load(DONE_GENERATION) != generation {
             self.reset(generation, volume)?;
         }
-        let cc = self.state.load(CC) as u32;
         if cc & cc::EN != 0 && self.csts() & (csts::RDY | csts::CFS) == 0 {
-            match self.enable(cc) {
+            match self.enable(wanted) {
                 Ok(()) => self.set_csts(csts::RDY),
                 Err(why) => self.fail(&why, volume)?,
             }
@@ -215,7 +240,7 @@ impl Controller {
         if ready && cc & cc::SHN != 0 && self.csts() & csts::SHST != csts::SHST_COMPLETE {
             self.shut_down(volume)?;
         }
-        self.runs = ready && self.csts() & csts::SHST == 0 && self.state.load(BUS_MASTER) != 0;
+        self.runs = ready && self.csts() & csts::SHST == 0 && bus_master;
         match (self.runs, self.admin.is_some()) {
             (true, false) => self.run(volume),
             (false, true) => self.pause(volume),
@@ -248,16 +273,15 @@ impl Controller {
     }
 
     /// Creates the admin queues.
-    fn enable(&self, cc: u32) -> Result<(), String> {
+    fn enable(&self, wanted: Wanted) -> Result<(), String> {
+        let Wanted { cc, aqa, asq, acq, .. } = wanted;
         if cc & cc::CSS != 0 {
             return Err(format!("CC.CSS selects command set {}; there is only 0", (cc & cc::CSS) >> 4));
         }
         if cc::page_size(cc) != 4096 {
             return Err(format!("CC.MPS selects pages of {} bytes; there are only 4096", cc::page_size(cc)));
         }
-        let aqa = Aqa(self.state.load(AQA) as u32);
         let (submission, completion) = (aqa.submission() as u16, aqa.completion() as u16);
-        let (asq, acq) = (self.state.load(ASQ), self.state.load(ACQ));
         self.memory.area(asq, usize::from(submission) * COMMAND).map_err(|e| format!("ASQ: {e}"))?;
         self.memory.area(acq, usize::from(completion) * COMPLETION).map_err(|e| format!("ACQ: {e}"))?;
         let pair = doorbells::of(&self.state, &self.doorbells, &self.memory, 0)?;

@@ -1,7 +1,7 @@
 //! Serving an NVMe controller: the main thread of an engine.
 
 use super::{Failed, Server, Signals, Workers, ready};
-use crate::attach::{EngineEnd, Gone};
+use crate::attach::{EngineEnd, FromHolder, Gone};
 use crate::disk::Disk;
 use crate::holder::pci::VENDOR;
 use crate::nvme::attachment::Attachment;
@@ -21,6 +21,9 @@ use tracing::{error, info};
 
 /// The largest number of messages of the holder that are handled before the other descriptors are looked at.
 const BATCH: usize = 64;
+
+/// The same, if the registers have changed. No honest VM sends so many at a time that the rest of them matters.
+const LONG_BATCH: usize = 4096;
 
 impl From<Stuck> for Failed {
     fn from(Stuck(why): Stuck) -> Self {
@@ -137,24 +140,34 @@ impl Server {
 }
 
 /// Handles the messages of the holder that have arrived. The inner error says that the holder has gone.
+///
+/// What the registers ask for is read when the holder says that they have changed, and done when there is no other
+/// message: they may be newer than that message, and need memory that the next message names.
 fn handle_messages(
     end: &EngineEnd,
     controller: &mut Controller,
     workers: &mut Workers<'_>,
 ) -> Result<Result<(), Gone>, Failed> {
-    for _ in 0..BATCH {
-        let message = match end.receive(false) {
-            Ok(Some(message)) => message,
+    let (mut handled, mut wanted) = (0, None);
+    // An answer is one to all earlier messages too.
+    let mut answer = 0;
+    while handled < if wanted.is_some() { LONG_BATCH } else { BATCH } {
+        handled += 1;
+        let id = match end.receive(false) {
+            Ok(Some(FromHolder::Control { id })) => {
+                wanted = Some(controller.wanted());
+                Some(id)
+            }
+            Ok(Some(message)) => controller.handle(message, workers)?,
             Ok(None) => break,
             Err(gone) => return Ok(Err(gone)),
         };
-        if let Some(id) = controller.handle(message, workers)?
-            && let Err(gone) = end.done(id)
-        {
-            return Ok(Err(gone));
-        }
+        answer = id.unwrap_or(0).max(answer);
     }
-    Ok(Ok(()))
+    if let Some(wanted) = wanted {
+        controller.follow(wanted, workers)?;
+    }
+    Ok(if answer == 0 { Ok(()) } else { end.done(answer) })
 }
 
 /// Returns a UUID of which no two volumes of a guest have the same, as long as they have different names or serial
