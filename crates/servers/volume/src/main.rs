@@ -127,10 +127,15 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
         .map(|disk| Backend::open(disk, config.threads))
         .collect::<Result<_, ImageError>>()?;
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
-    let patience = if sockets::is_left(&config.socket) { LOCK_TIMEOUT_AFTER_KILL } else { LOCK_TIMEOUT };
-    let ownership = Ownership::new(disks, patience)?;
     // An NVMe volume has a holder, which listens at the socket in its place.
     let is_attached = config.device == Device::Nvme;
+    let is_left = if is_attached {
+        Turn::is_left(&config.socket) && !sockets::is_served(&config.control)
+    } else {
+        sockets::is_left(&config.socket)
+    };
+    let patience = if is_left { LOCK_TIMEOUT_AFTER_KILL } else { LOCK_TIMEOUT };
+    let ownership = Ownership::new(disks, patience)?;
     let served = |socket: &Path| !is_attached && sockets::is_served(socket);
     let turn = Turn::take(&config.socket, LOCK_TIMEOUT_AFTER_KILL, served)?;
 

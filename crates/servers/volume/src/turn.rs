@@ -35,9 +35,7 @@ impl Turn {
         patience: Duration,
         is_served: impl Fn(&Path) -> bool,
     ) -> Result<Self, Problem> {
-        let mut path = socket.as_os_str().to_owned();
-        path.push(".lock");
-        let path = PathBuf::from(path);
+        let path = path(socket);
         let failed =
             |e: io::Error| Problem::new(path.display(), e, "remove it, or choose a path that can be written");
         sockets::make_folder(socket)?;
@@ -70,6 +68,11 @@ impl Turn {
         }
     }
 
+    /// Returns whether a process of the volume at this socket is there, or has ended without giving its turn up.
+    pub fn is_left(socket: &Path) -> bool {
+        path(socket).symlink_metadata().is_ok()
+    }
+
     /// Returns the open file. Whatever the successor must wait for holds a copy of it.
     pub fn file(&self) -> &File {
         &self.file
@@ -94,6 +97,13 @@ impl Turn {
     }
 }
 
+/// Returns the path of the lock of the volume at this socket.
+fn path(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    path.into()
+}
+
 fn is_there(file: &File, path: &Path) -> bool {
     let identity = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
     match (file.metadata(), path.symlink_metadata()) {
@@ -110,7 +120,9 @@ mod tests {
     fn one_after_the_other() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("sub/v.sock");
+        assert!(!Turn::is_left(&socket));
         let first = Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap();
+        assert!(Turn::is_left(&socket));
         let error = Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap_err().to_string();
         assert!(error.contains("has not ended"), "{error}");
         // A copy that the kernel holds for a process that has ended.
