@@ -1,7 +1,7 @@
 //! A process that serves a volume, for tests.
 #![allow(dead_code)] // Each test program uses only a part of this module.
 
-use ginnel_volume_bench::{Client, Error, Options, Status};
+use ginnel_volume_bench::{Client, Error, NvmeClient, NvmeOptions, Options, Status};
 use kit::wait::{WATCHDOG, wait_for, wait_until};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -23,12 +23,14 @@ pub struct Server {
     pub dir: TempDir,
     command: Vec<String>,
     process: Child,
+    /// The holder of an NVMe volume; `process` is its engine.
+    holder: Option<Child>,
     log: Arc<Mutex<String>>,
 }
 
 impl Server {
     /// Starts a volume with these flags. `IMAGE` in them stands for the path of its image, an existing file of `bytes`
-    /// bytes.
+    /// bytes. With `--nvme`, its holder starts first.
     pub fn start(bytes: u64, flags: &str) -> Self {
         Self::start_under(&[], bytes, flags)
     }
@@ -47,8 +49,9 @@ impl Server {
         command.extend(["v", "--socket", socket.to_str().unwrap()].map(str::to_owned));
         command.extend(flags.split_whitespace().map(|word| word.replace("IMAGE", image.to_str().unwrap())));
         let log = Arc::default();
+        let holder = flags.contains("--nvme").then(|| run(&holder_of(&command), &log));
         let process = run(&command, &log);
-        let server = Self { dir, command, process, log };
+        let server = Self { dir, command, process, holder, log };
         server.wait_for_line("serving", 1);
         server
     }
@@ -91,6 +94,28 @@ impl Server {
 
     pub fn connect(&self) -> Client {
         Client::connect(self.options()).unwrap()
+    }
+
+    pub fn nvme_options(&self) -> NvmeOptions {
+        NvmeOptions { patience: WATCHDOG, ..NvmeOptions::new(self.socket()) }
+    }
+
+    pub fn connect_nvme(&self) -> NvmeClient {
+        NvmeClient::connect(self.nvme_options()).unwrap()
+    }
+
+    /// SIGKILL to the holder.
+    pub fn kill_holder(&mut self) {
+        let mut holder = self.holder.take().expect("it is an NVMe volume");
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+    }
+
+    /// Starts the holder again.
+    pub fn launch_holder(&mut self) {
+        let before = self.count("holding");
+        self.holder = Some(run(&holder_of(&self.command), &self.log));
+        self.wait_for_line("holding", before + 1);
     }
 
     /// SIGKILL.
@@ -167,12 +192,20 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        for process in [&mut self.process].into_iter().chain(&mut self.holder) {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
         if std::thread::panicking() {
             eprintln!("--- the volume said:\n{}", self.log());
         }
     }
+}
+
+/// Returns the command for the holder of an NVMe volume. What wraps the engine does not wrap it.
+fn holder_of(command: &[String]) -> Vec<String> {
+    let program = command.iter().position(|word| word == env!("CARGO_BIN_EXE_ginnel-volume")).unwrap();
+    command[program..].iter().cloned().chain(["--holder".to_owned()]).collect()
 }
 
 fn run(command: &[String], log: &Arc<Mutex<String>>) -> Child {
