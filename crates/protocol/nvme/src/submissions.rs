@@ -22,9 +22,10 @@ pub(crate) struct Submissions<M: SharedMemory> {
     head: u16,
     /// The driver's tail as last loaded.
     seen: u16,
-    /// The event index that the driver sees, and whether it asks for notifications.
-    event: u16,
+    /// Whether the driver is asked to notify.
     armed: bool,
+    /// How many entries the driver has written since the event index was put out of its way.
+    passed: u16,
     pub slots: Slots<M>,
     /// Number of commands that are taken and not completed.
     pub outstanding: u32,
@@ -51,9 +52,18 @@ impl<M: SharedMemory> Submissions<M> {
         check("submission queue", &ring, COMMAND * usize::from(size), 8)?;
         let (slots, in_flight) = Slots::new(state, id);
         let head = ((slots.next() - 1) % u64::from(size)) as u16;
-        let event = before(head, size);
-        let queue =
-            Self { id, ring, size, doorbell, head, seen: head, event, armed: true, slots, outstanding: 0 };
+        let queue = Self {
+            id,
+            ring,
+            size,
+            doorbell,
+            head,
+            seen: head,
+            armed: true,
+            passed: 0,
+            slots,
+            outstanding: 0,
+        };
         Ok((queue, in_flight))
     }
 
@@ -80,16 +90,17 @@ impl<M: SharedMemory> Submissions<M> {
         if tail >= self.size.into() {
             return Err(self.broken(tail));
         }
-        self.seen = tail as u16;
-        if self.head == self.seen {
+        let batch = distance(self.head, tail as u16, self.size);
+        if batch == 0 {
             return Ok(false);
         }
+        self.seen = tail as u16;
         let mut entry = self.head;
-        for _ in 0..distance(self.head, self.seen, self.size).min(AHEAD) {
+        for _ in 0..batch.min(AHEAD) {
             self.ring.prefetch(COMMAND * usize::from(entry));
             entry = next(entry, self.size);
         }
-        self.keep_quiet();
+        self.keep_quiet(batch);
         Ok(true)
     }
 
@@ -126,8 +137,7 @@ impl<M: SharedMemory> Submissions<M> {
     /// Asks the driver to notify when it submits a command.
     pub fn arm(&mut self) {
         self.armed = true;
-        self.event = self.head;
-        self.doorbell.ask(self.event);
+        self.doorbell.ask(self.head);
     }
 
     /// Asks the driver for no notifications.
@@ -138,21 +148,22 @@ impl<M: SharedMemory> Submissions<M> {
         }
     }
 
-    /// Asks for no notifications again once half of the queue was taken since the last time. The driver passes the event index when it
-    /// has gone around the queue. To store it each time would cost the driver a cache miss at each look.
+    /// Puts the event index out of the driver's way again, after it has written a batch of entries. The driver passes the index when it
+    /// has gone around the whole queue. To store it at each look would cost the driver a cache miss each time, so this is done when
+    /// the driver has gone half of the way, or could within a few more batches like this one.
     #[inline]
-    fn keep_quiet(&mut self) {
-        if self.doorbell.has_event()
-            && !self.armed
-            && distance(self.event, self.head, self.size) > self.size / 2
-        {
-            self.be_quiet();
+    fn keep_quiet(&mut self, batch: u16) {
+        if self.doorbell.has_event() && !self.armed {
+            self.passed += batch;
+            if u32::from(self.passed) + 4 * u32::from(batch) > u32::from(self.size / 2) {
+                self.be_quiet();
+            }
         }
     }
 
     fn be_quiet(&mut self) {
-        self.event = before(self.head, self.size);
-        self.doorbell.ask(self.event);
+        self.passed = 0;
+        self.doorbell.ask(before(self.seen, self.size));
     }
 
     pub fn state(&self, resubmit: usize) -> SubmissionState {
