@@ -462,3 +462,56 @@ layout!(Range, 16 { attributes: 0, blocks: 4, slba: 8 });
 
 /// Most ranges of one Dataset Management command (NR is 0's based, 8 bits).
 pub const MAX_RANGES: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_have_their_fields() {
+        let all = cap::mqes(1024) | cap::CQR | cap::to(20) | cap::dstrd(10) | cap::CSS_NVM;
+        assert_eq!(all, 0x0000_002a_1401_03ff);
+        assert_eq!(
+            (cap::max_entries(all), cap::timeout(all), cap::stride(all), cap::mpsmin(all)),
+            (1024, 20, 4096, 0)
+        );
+        assert_eq!((cap::mqes(65536), cap::stride(0)), (0xffff, 4));
+        let cc = cc::enable();
+        assert_eq!((cc::page_size(cc), cc::iosqes(cc), cc::iocqes(cc), cc & cc::EN), (4096, 6, 4, 1));
+        assert_eq!((cc::page_size(1 << 7), cc::page_size(15 << 7)), (8192, 128 << 20));
+        let aqa = Aqa::new(32, 4096);
+        assert_eq!((aqa.0, aqa.submission(), aqa.completion()), (0x0fff_001f, 32, 4096));
+        assert_eq!(
+            (submission_doorbell(0, 4), completion_doorbell(0, 4), submission_doorbell(1, 4)),
+            (0x1000, 0x1004, 0x1008)
+        );
+        assert_eq!((submission_doorbell(1, 4096), completion_doorbell(2, 4096)), (0x3000, 0x6000));
+    }
+
+    #[test]
+    fn a_completion_is_two_words() {
+        let status = Status::LBA_RANGE.for_good();
+        let second = Completion::word(0x1234, 5, 0x6789, status, true);
+        let completion =
+            Completion { result: 7, reserved: 0, sqhd: 0x1234, sqid: 5, cid: 0x6789, status: 0x8101 };
+        assert_eq!(Completion::from_words(7, second), completion);
+        assert_eq!(completion.as_bytes()[8..], second.to_le_bytes());
+        assert_eq!(
+            (completion.status(), completion.phase(), status.code()),
+            (status, true, Status::LBA_RANGE)
+        );
+        assert!(!status.is_success() && Status::SUCCESS.for_good().is_success());
+    }
+
+    #[test]
+    fn a_command_has_a_first_block_and_a_number_of_blocks() {
+        let command = Command {
+            cdw10: 0x89ab_cdef,
+            cdw11: 0x0123_4567,
+            cdw12: 0xffff_0007,
+            ..zerocopy::FromZeros::new_zeroed()
+        };
+        assert_eq!((command.slba(), command.blocks()), (0x0123_4567_89ab_cdef, 8));
+        assert_eq!(Command { cdw12: Command::FUA | 0xffff, ..command }.blocks(), 65536);
+    }
+}

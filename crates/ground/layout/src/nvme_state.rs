@@ -10,7 +10,8 @@
 //!        slots: for each submission queue 0..=N, S slots of 64 bytes, from a multiple of 4096 on
 //! ```
 //!
-//! N is the largest number of I/O queues, S the number of commands that one queue can have in flight, a power of two.
+//! N is the largest number of I/O queues. S, a power of two, is the number of commands that one queue can have in flight, and the largest
+//! number of entries of an I/O queue.
 //!
 //! # Slots
 //!

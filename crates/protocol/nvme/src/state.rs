@@ -8,6 +8,9 @@ use ginnel_layout::nvme_state::{
 };
 use ginnel_shmem::SharedMemory;
 
+/// Most entries of an admin queue: the fields of AQA have 12 bits.
+const MAX_ADMIN: u16 = 4096;
+
 /// The state of a controller. Clones refer to the same state.
 #[derive(Clone)]
 pub struct State<M> {
@@ -21,7 +24,7 @@ pub struct State<M> {
 pub struct Constants {
     /// Number of I/O queues (N), 1 to [`MAX_QUEUES`].
     pub queues: u16,
-    /// Number of slots of a submission queue (S) and largest number of entries of a queue: a power of two from 2 to [`MAX_SIZE`].
+    /// Number of slots of a submission queue (S) and largest number of entries of an I/O queue: a power of two from 2 to [`MAX_SIZE`].
     pub slots: u16,
     /// Whether the doorbells are mapped into the guest.
     pub mapped: bool,
@@ -38,7 +41,7 @@ pub struct CompletionRecord {
     pub created: u64,
     /// Guest address of the queue.
     pub base: u64,
-    /// Number of entries, 2 to S.
+    /// Number of entries: 2 to S, or to 4096 if this is an admin queue.
     pub size: u16,
     /// Interrupt vector.
     pub vector: u16,
@@ -53,7 +56,7 @@ pub struct SubmissionRecord {
     pub created: u64,
     /// Guest address of the queue.
     pub base: u64,
-    /// Number of entries, 2 to S.
+    /// Number of entries: 2 to S, or to 4096 if this is an admin queue.
     pub size: u16,
     /// The completion queue.
     pub completion: u16,
@@ -241,8 +244,11 @@ impl<M: SharedMemory> State<M> {
         (0..=self.queues).for_each(|queue| self.delete_completion(queue));
     }
 
+    /// Checks the number of entries of a queue.
     pub(crate) fn check_size(&self, queue: u16, size: u16) -> Result<(), SetupError> {
-        let most = self.slots;
+        // The driver chooses the size of the admin queues without regard to `CAP.MQES`. Fewer slots than entries are enough: commands
+        // wait until one is free.
+        let most = if queue == 0 { self.slots.max(MAX_ADMIN) } else { self.slots };
         if size < 2 || size > most {
             return Err(SetupError::Size { queue, size: size.into(), most });
         }

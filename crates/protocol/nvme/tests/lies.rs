@@ -229,6 +229,13 @@ fn a_queue_has_a_possible_number_size_and_place() {
         assert_eq!(state.create_completion(2, &completion(size), &doorbell), wanted);
         assert_eq!(state.create_submission(2, &submission(size), &doorbell), wanted);
     }
+    assert_eq!(
+        state.create_submission(0, &submission(4096), &doorbell),
+        Ok(()),
+        "an admin queue may be longer"
+    );
+    let wanted = Err(SetupError::Size { queue: 0, size: 4097, most: 4096 });
+    assert_eq!(state.create_completion(0, &completion(4097), &doorbell), wanted);
     assert!(matches!(
         state.create_completion(MOST + 1, &completion(2), &doorbell),
         Err(SetupError::Queue { queue: 5, .. })
