@@ -9,6 +9,7 @@
 //!  device     the controller as QEMU sees it
 //!  link       the connection to the engine, and what it has not answered yet
 //!  registers, pci, ranges   the parts of the device
+//!  door       those who have connected, and have not negotiated yet
 //!  hush       keeps a guest from filling the log
 //! ```
 //!
@@ -16,6 +17,7 @@
 //! last one.
 
 pub mod device;
+mod door;
 mod hush;
 pub mod link;
 pub mod pci;
@@ -24,16 +26,15 @@ pub mod registers;
 
 use crate::attach::Terms;
 use device::{Answer, Device};
-use ginnel_layout::vfio_user::Command;
+use door::{Client, Door};
 use ginnel_nvme::State;
 use ginnel_shmem::{Mapping, Protection};
-use ginnel_vfio_user::{Errno, Gone, Message, ReplyTo, Server};
-use hush::Hush;
+use ginnel_vfio_user::{Errno, Gone, Limits, MAX_DATA, MAX_FDS, Message, ReplyTo};
 use link::{Files, Link};
+use ranges::MAX_RANGES;
 use registers::Shape;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::net::sockopt::socket_peercred;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,9 +46,6 @@ use tracing::{error, info, warn};
 
 /// How long a request of QEMU may wait for the engine. QEMU stands still as long.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// How long a client may take to say which version it speaks.
-const NEGOTIATION: Duration = Duration::from_secs(10);
 
 /// The interval at which a holder without an engine looks whether the kernel has finished the requests of the last one.
 const LOOK: Duration = Duration::from_millis(20);
@@ -99,16 +97,9 @@ pub struct Holder {
     waiting: VecDeque<Waiting>,
     /// The number that the link settles when nobody uses the memory of the last client any more.
     leaving: Option<(u64, Instant)>,
-    refused: Hush,
-    strange: Hush,
-}
-
-/// The connection to QEMU.
-struct Client {
-    server: Server,
-    pid: u32,
-    since: Instant,
-    has_negotiated: bool,
+    door: Door,
+    /// The answer to a client that says its version.
+    version: Vec<u8>,
 }
 
 /// A request that waits for the engine.
@@ -144,8 +135,9 @@ impl Holder {
             vectors: u32::from(shape.queues) + 1,
         };
         let link = Link::new(terms, Files { state, doorbells: Arc::new(doorbells) });
-        let (refused, strange) = (Hush::default(), Hush::default());
-        Ok(Self { device, link, client: None, waiting: VecDeque::new(), leaving: None, refused, strange })
+        let version = Limits { fds: MAX_FDS, data: MAX_DATA, maps: MAX_RANGES }.version();
+        let (waiting, door) = (VecDeque::new(), Door::default());
+        Ok(Self { device, link, client: None, waiting, leaving: None, door, version })
     }
 
     /// Serves QEMU and engines until it must end.
@@ -184,8 +176,9 @@ impl Holder {
             }
             // Behind the look at the last client, whose end may be there to be read.
             if ready.clients {
-                self.accept_client(sockets.clients, now);
+                self.door.accept(sockets.clients, now);
             }
+            self.greet(now);
             self.settle(now);
             self.link.flush(now, ready.engine_room);
             if let Some(client) = &mut self.client
@@ -193,7 +186,8 @@ impl Holder {
             {
                 self.lose_client(&gone, now);
             }
-            if self.client.is_some() || self.link.is_used() {
+            let has_client = self.client.is_some() || self.leaving.is_some() || !self.door.is_empty();
+            if has_client || self.link.is_used() {
                 used = now;
             } else if lifetime == Lifetime::WhileUsed && now.duration_since(used) >= UNUSED {
                 info!("neither a VM nor an engine is there: the holder ends");
@@ -206,7 +200,7 @@ impl Holder {
     fn wait(&self, sockets: Sockets<'_>) -> Result<Ready, Failed> {
         // A second newcomer waits in the queue of the listener, and so does a VM while the last one leaves.
         let engines = self.link.newcomer_fd().is_none().then_some(sockets.engines);
-        let clients = self.leaving.is_none().then_some(sockets.clients.as_fd());
+        let clients = (self.leaving.is_none() && self.door.has_room()).then_some(sockets.clients.as_fd());
         let client = self.client.as_ref().map(|client| client.server.as_fd());
         let receives =
             self.client.as_ref().is_some_and(|client| client.server.is_receiving()) && self.has_room();
@@ -229,6 +223,9 @@ impl Holder {
             .iter()
             .filter_map(|(fd, events)| Some(PollFd::from_borrowed_fd((*fd)?, *events)))
             .collect();
+        if self.leaving.is_none() {
+            polls.extend(self.door.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        }
         let timeout = if self.link.must_look() { LOOK } else { TICK };
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         match poll(&mut polls, Some(&timeout)) {
@@ -253,47 +250,10 @@ impl Holder {
         self.waiting.len() < MOST_WAITING && !self.link.is_full()
     }
 
-    fn accept_client(&mut self, listener: &UnixListener, now: Instant) {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(error) => {
-                // The process is out of descriptors or memory. The next look comes with the next message, or in a second.
-                if let Some(suppressed) = self.refused.allows(now) {
-                    warn!(suppressed, "a client cannot be accepted: {error}");
-                }
-                return;
-            }
-        };
-        let pid = socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
-        if let Some(client) = &self.client {
-            if let Some(suppressed) = self.refused.allows(now) {
-                let other = client.pid;
-                warn!(pid, other, suppressed, "a second VM is refused: another one has the device");
-            }
-            return;
-        }
-        match Server::new(stream) {
-            Ok(server) => {
-                self.client = Some(Client { server, pid, since: now, has_negotiated: false });
-            }
-            Err(error) => warn!(pid, "a client cannot be served: {error}"),
-        }
-    }
-
     fn lose_client(&mut self, gone: &Gone, now: Instant) {
         let Some(client) = self.client.take() else { return };
         let pid = client.pid;
         self.waiting.clear();
-        if !client.has_negotiated {
-            // Somebody who only looked whether the socket is served.
-            if !matches!(gone, Gone::Closed)
-                && let Some(suppressed) = self.strange.allows(now)
-            {
-                warn!(pid, suppressed, "a client is given up: {gone}");
-            }
-            return;
-        }
         match gone {
             Gone::Closed => info!(pid, "the VM has gone"),
             gone => error!(pid, "the VM is given up, and loses the device until it is plugged again: {gone}"),
@@ -301,11 +261,23 @@ impl Holder {
         self.leaving = Some((self.device.client_gone(&mut self.link), now));
     }
 
+    /// Lets the next VM in.
+    fn greet(&mut self, now: Instant) {
+        if self.leaving.is_some() {
+            return;
+        }
+        let served = self.client.as_ref().map(|client| client.pid);
+        if let Some(client) = self.door.greet(served, &self.version, now) {
+            self.client = Some(client);
+        }
+    }
+
     /// Answers what the engine has settled, and what has waited too long.
     fn settle(&mut self, now: Instant) {
         if let Some((number, since)) = self.leaving {
             if self.link.is_settled(number) {
                 self.leaving = None;
+                self.door.forget_time(now);
             } else if now.duration_since(since) >= PATIENCE {
                 error!(
                     "the engine still uses the memory of the last VM; no other VM is accepted until it has ended"
@@ -357,10 +329,7 @@ fn serve(
             return Ok(());
         }
         let Some(message) = client.server.receive()? else { break };
-        answer(client, message, device, link, waiting, now)?;
-    }
-    if !client.has_negotiated && now.duration_since(client.since) >= NEGOTIATION {
-        return Err(Gone::Refused("it does not say which version it speaks".to_owned()));
+        answer(client, message, device, link, waiting, now);
     }
     Ok(())
 }
@@ -372,19 +341,11 @@ fn answer(
     link: &mut Link,
     waiting: &mut VecDeque<Waiting>,
     now: Instant,
-) -> Result<(), Gone> {
-    let (to, command) = (message.reply_to(), message.command());
-    if client.has_negotiated == (command == Command::VERSION) {
-        return Err(Gone::Refused(format!(
-            "{command:?} at the wrong time; VERSION comes once, as the first message"
-        )));
-    }
+) {
+    let to = message.reply_to();
     let request = match message.request() {
         Ok(request) => request,
-        Err(errno) => {
-            client.server.fail(to, errno);
-            return Ok(());
-        }
+        Err(errno) => return client.server.fail(to, errno),
     };
     match device.handle(request, link) {
         Answer::Now(body) => client.server.reply(to, &body, None),
@@ -395,11 +356,6 @@ fn answer(
         Answer::When(number, body, what) => waiting.push_back(Waiting { number, to, body, what, since: now }),
         Answer::Refused(errno) => client.server.fail(to, errno),
     }
-    if command == Command::VERSION {
-        client.has_negotiated = true;
-        info!(pid = client.pid, "a VM has connected");
-    }
-    Ok(())
 }
 
 /// Creates a file in memory whose length nobody can change, and maps it.

@@ -10,7 +10,7 @@ use crate::holder::registers::{Registers, Shape};
 use ginnel_layout::vfio_user::{Access, Area, DeviceInfo, IrqInfo, pci as index};
 use ginnel_nvme::SetupError;
 use ginnel_shmem::Mapping;
-use ginnel_vfio_user::{Action, Errno, Irqs, Limits, MAX_DATA, MAX_FDS, Region, Request};
+use ginnel_vfio_user::{Action, Errno, Irqs, Region, Request};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -63,9 +63,8 @@ impl Device {
     /// Handles a request of the client.
     pub fn handle(&mut self, request: Request<'_>, link: &mut Link) -> Answer {
         match request {
-            Request::Version { .. } => {
-                Answer::Now(Limits { fds: MAX_FDS, data: MAX_DATA, maps: MAX_RANGES }.version())
-            }
+            // It comes once, as the first message.
+            Request::Version { .. } => Answer::Refused(Errno::INVAL),
             Request::Map { address, size, offset, writable, file } => {
                 self.map(Range { iova: address, len: size, offset, writable }, file, link)
             }

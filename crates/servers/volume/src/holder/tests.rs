@@ -4,7 +4,8 @@ use super::*;
 use crate::attach::{self, EngineEnd, FromHolder};
 use crate::holder::link::Item;
 use ginnel_layout::nvme_attach::Reason;
-use ginnel_vfio_user::{Request, client};
+use ginnel_layout::vfio_user::Command;
+use ginnel_vfio_user::{Request, Server, client};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::FlockOperation;
 use std::fs::File;
@@ -29,7 +30,7 @@ impl Stage {
         let mut holder = Holder::new(SHAPE).unwrap();
         let (theirs, ours) = UnixStream::pair().unwrap();
         let (server, now) = (Server::new(ours).unwrap(), Instant::now());
-        holder.client = Some(Client { server, pid: 1, since: now, has_negotiated: true });
+        holder.client = Some(Client { server, pid: 1 });
         Self { holder, client: client::Client::new(theirs), folder, listener, now }
     }
 
@@ -119,27 +120,63 @@ fn the_next_vm_waits_as_long_as_it_takes() {
         stage.pass(PATIENCE);
         assert!(stage.holder.leaving.is_some(), "the kernel still uses the memory");
     }
+    let mut next = stranger(&mut stage);
+    let begun = begin_version(&mut next, 0);
+    stage.holder.greet(stage.now);
+    assert!(stage.holder.client.is_none());
     drop(turn);
-    stage.pass(LOOK);
+    stage.pass(PATIENCE);
     assert!(stage.holder.leaving.is_none());
+    stage.holder.greet(stage.now);
+    next.finish(begun).unwrap();
+}
+
+/// Puts a stranger in front of the door.
+fn stranger(stage: &mut Stage) -> client::Client {
+    let (theirs, ours) = UnixStream::pair().unwrap();
+    stage.holder.door.add(Server::new(ours).unwrap(), stage.now);
+    client::Client::new(theirs)
+}
+
+fn begin_version(client: &mut client::Client, major: u8) -> u16 {
+    client.begin(Command::VERSION, &[major, 0, 0, 0], &[]).unwrap()
 }
 
 #[test]
-fn a_client_must_say_its_version() {
+fn the_first_that_negotiates_has_the_device() {
     let mut stage = Stage::new();
-    stage.holder.client.as_mut().unwrap().has_negotiated = false;
+    stage.holder.client = None;
+    let [silent, mut other, mut first, mut second, gone] = std::array::from_fn(|_| stranger(&mut stage));
+    drop(gone);
+    let refused = begin_version(&mut other, 7);
+    let (one, two) = (begin_version(&mut first, 0), begin_version(&mut second, 0));
+    stage.holder.greet(stage.now);
+    first.finish(one).unwrap();
+    assert!(second.finish(two).is_err(), "its connection is closed");
+    assert!(matches!(other.finish(refused), Err(client::Error::Refused(_, Errno::PROTONOSUPPORT))));
+    assert_eq!(stage.holder.door.fds().count(), 2);
+    // The one that may try another version, and the one that says nothing.
+    stage.holder.greet(stage.now + Duration::from_secs(10));
+    assert_eq!(stage.holder.door.fds().count(), 0);
+    drop(silent);
+}
+
+#[test]
+fn a_client_must_say_its_version_first_and_once() {
+    let mut stage = Stage::new();
+    stage.holder.client = None;
+    let mut rude = stranger(&mut stage);
+    let begun = rude.begin(Command::DEVICE_RESET, &[], &[]).unwrap();
+    stage.holder.greet(stage.now);
+    assert!(rude.finish(begun).is_err() && stage.holder.client.is_none());
+    let mut polite = stranger(&mut stage);
+    let begun = begin_version(&mut polite, 0);
+    stage.holder.greet(stage.now);
+    polite.finish(begun).unwrap();
+    let again = begin_version(&mut polite, 0);
     stage.serve();
-    stage.now += NEGOTIATION;
-    let Holder { device, link, client, waiting, .. } = &mut stage.holder;
-    assert!(serve(client.as_mut().unwrap(), device, link, waiting, stage.now).is_err());
-    // Nor may anything come before it, nor it come twice.
-    for (negotiated, command) in [(false, Command::DEVICE_RESET), (true, Command::VERSION)] {
-        let mut stage = Stage::new();
-        stage.holder.client.as_mut().unwrap().has_negotiated = negotiated;
-        stage.client.begin(command, &[], &[]).unwrap();
-        let Holder { device, link, client, waiting, .. } = &mut stage.holder;
-        assert!(serve(client.as_mut().unwrap(), device, link, waiting, stage.now).is_err());
-    }
+    stage.pass(LOOK);
+    assert!(matches!(polite.finish(again), Err(client::Error::Refused(_, Errno::INVAL))));
 }
 
 #[test]
