@@ -8,6 +8,8 @@ mod failing;
 mod in_flight;
 #[path = "volume/migration.rs"]
 mod migration;
+#[path = "volume/nvme_stays.rs"]
+mod nvme_stays;
 #[path = "volume/thin.rs"]
 mod thin;
 
