@@ -179,6 +179,7 @@ fn the_units_run_under_systemd() -> Result<()> {
     let bed = TestBed::new("units")?;
     let systemd = Systemd::start(&bed)?;
     volume(&systemd)?;
+    nvme_volume(&systemd)?;
     host_daemon(&systemd)?;
     cache(&systemd)?;
     own_users(&systemd)?;
@@ -186,6 +187,7 @@ fn the_units_run_under_systemd() -> Result<()> {
     for unit in [
         "ginnel-volume@data",
         "ginnel-volume@own",
+        "ginnel-volume-holder@fast",
         "ginneld",
         "ginneld-guest",
         "ginnel-cache@main",
@@ -241,6 +243,44 @@ fn volume(systemd: &Systemd<'_>) -> Result<()> {
     systemd.start_unit(unit)?;
     load.wait(PROMPT)?.ok()?;
     systemd.stop_unit(unit)
+}
+
+/// The two halves of an nvme volume: the engine may end in any way, the holder stays, and both go when the holder is stopped.
+fn nvme_volume(systemd: &Systemd<'_>) -> Result<()> {
+    let (engine, holder) = ("ginnel-volume@fast", "ginnel-volume-holder@fast");
+    systemd.refuse_unit("ginnel-volume-holder@data", "a volume with device = \"blk\" has no holder")?;
+    let config = "device = 'nvme'\nuser = 'ginnel-volume'\nsandbox = 'require'\n\
+                  [[disk]]\npath = '/var/lib/ginnel/fast.img'\nsize = '64M'\n";
+    systemd.write("ginnel/volumes/fast.toml", config)?;
+    systemd.run("truncate -s 64M /var/lib/ginnel/fast.img")?.ok()?;
+    systemd.run(&format!("systemctl enable {holder}"))?.ok()?;
+    // The engine brings its holder along.
+    let pid = systemd.start_unit(engine)?;
+    let held = systemd.show(holder, "MainPID")?;
+    let user = systemd.run("id -u ginnel-volume")?.ok()?.stdout.trim().to_owned();
+    for pid in [&pid, &held] {
+        ensure!(status(systemd, pid, "Uid")? == vec![user.clone(); 4], "its user");
+        ensure!(
+            status(systemd, pid, "CapEff")? == ["0000000000000000"]
+                && status(systemd, pid, "Seccomp")? == ["2"]
+        );
+        is_held(systemd, pid)?;
+    }
+    systemd.kill_unit(engine)?;
+    systemd.stop_unit(engine)?;
+    ensure!(systemd.show(holder, "MainPID")? == held, "the holder has not outlived its engines");
+    systemd.start_unit(engine)?;
+
+    // If the holder dies, so does the engine, and both are started again.
+    let old = systemd.show(engine, "MainPID")?;
+    systemd.kill_unit(holder)?;
+    wait_until("the engine has attached to the next holder", PROMPT, || {
+        Ok(systemd.show(engine, "MainPID")? != old && systemd.show(engine, "ActiveState")? == "active")
+    })?;
+    systemd.stop_unit(holder)?;
+    ensure!(systemd.show(engine, "ActiveState")? == "inactive", "the engine outlives an operator's stop");
+    systemd.run(&format!("systemctl disable {holder}"))?.ok()?;
+    Ok(())
 }
 
 fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
