@@ -42,7 +42,8 @@ impl Attachment {
         let problem = |what: &dyn Display, fix: &str| Problem::new(path.display(), what, fix);
         let failed = |what: &dyn Display| problem(what, "see its log, and start it again");
         let end = connect(&path).map_err(|error| {
-            let fix = "start the holder first: `ginnel-volume --holder` with the same configuration";
+            let fix = "start the holder first (ginnel-volume-holder@NAME, or `ginnel-volume --holder` with the same \
+                       configuration), or use `ginnel volume serve`";
             problem(&format_args!("no holder of an NVMe volume answers: {error}"), fix)
         })?;
         let witness = turn
@@ -109,10 +110,11 @@ fn check(terms: &Terms, config: &Config) -> Result<(), String> {
         let how = if terms.mapped { "poll" } else { "sleep" };
         return Err(format!("the holder was started for threads that {how}, and `wait` says something else"));
     }
-    if terms.slots < config.queue_size.into() {
+    // The holder has told the guest how long its queues may be (CAP.MQES).
+    if terms.slots != u32::from(config.queue_size) {
         let (slots, size) = (terms.slots, config.queue_size);
         return Err(format!(
-            "the holder has room for queues of {slots} entries, and `queue-size` says {size}"
+            "the holder was started for queues of up to {slots} entries, and `queue-size` says {size}"
         ));
     }
     Ok(())
