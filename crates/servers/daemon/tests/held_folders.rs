@@ -3,6 +3,7 @@
 
 use ginnel_layout::wire::Kind;
 use kit::daemon::holder::{serves, silent_file, start_holder, stay, until_it_waits};
+use kit::daemon::qemu::Qemu;
 use kit::daemon::*;
 use kit::process::Process;
 use kit::wait::{WATCHDOG, wait_for, wait_until};
@@ -75,6 +76,12 @@ kit::program! {
 kit::program! {
     fn holder_of_state() {
         hold(&folder("state"));
+    }
+}
+
+kit::program! {
+    fn holder_of_monitors() {
+        hold(&folder("shm/monitors"));
     }
 }
 
@@ -243,5 +250,20 @@ fn a_daemon_whose_journal_lies_in_a_folder_of_all_says_that_it_is_held() {
     assert!(daemon.log().contains("chmod 0700"), "it says how to prevent this");
     drop(holder);
     daemon.start();
+    serves(&mut daemon);
+}
+
+#[test]
+fn a_user_who_holds_the_lock_of_the_folder_of_qemus_control_socket_holds_up_nobody() {
+    let _one = one_at_a_time();
+    let mut daemon = Daemon::prepare("", "");
+    let monitors = daemon.dir.path().join("shm/monitors");
+    fs::create_dir(&monitors).unwrap();
+    daemon.write_config("", &format!("[vm.a]\nqmp = {:?}\n{CONFIG}", monitors.join("qmp")));
+    daemon.start();
+    open_to_all(&daemon);
+    let Some(_holder) = start_holder(&daemon, holder_of_monitors) else { return };
+    let _qemu = Qemu::join(&daemon.run("a.sock"), 32);
+    wait_until("the daemon has looked for it", || daemon.log().contains("control socket"));
     serves(&mut daemon);
 }

@@ -7,8 +7,9 @@
 //! connection is given up.
 
 use crate::closer::{Closer, Connected};
-use crate::packet;
+use crate::{at_hand, packet};
 use ginnel_fdpass::{RecvFlags, receive};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{
@@ -19,7 +20,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
 /// The bytes that are read before others get their turn.
@@ -99,8 +100,14 @@ impl Monitor {
     /// Connects and starts the protocol. Fails unless the process that listens there is `qemu`.
     pub fn open(path: &Path, qemu: u32, closer: &Closer) -> Result<Self, String> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .and_then(|fd| connect(&fd, &SocketAddrUnix::new(path)?).map(|()| Connected::new(fd, closer)))
+        // QEMU's user may write in the folder, and so hold its lock. The kernel has at hand what somebody listens at.
+        let found = at_hand::open(path, OFlags::PATH).and_then(|found| found.ok_or(Errno::NOENT));
+        let fd = found
+            .and_then(|found| {
+                let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+                let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
+                connect(&fd, &address).map(|()| Connected::new(fd, closer))
+            })
             .map_err(|errno| match errno {
                 Errno::AGAIN => "another client is connected to it".to_owned(),
                 errno => errno.to_string(),
