@@ -1,12 +1,12 @@
 //! Programs on the host: the attach socket and its connections.
 
+use super::connections::Connection;
 use super::server::Server;
 use super::token::Token;
 use crate::packet::{self, Gone, Heard, PacketSocket};
 use crate::poller::{Interest, Ready};
 use crate::strangers::{Outcome, Task};
-use crate::user_connections::{Full, Limit, Most, UserConnections};
-use crate::users::Users;
+use crate::user_connections::{Full, Limit, Most};
 use crate::watches::ROOT;
 use crate::{descriptors, pidwatch};
 use ginnel_broker::broker::{ClientId, Who};
@@ -15,10 +15,9 @@ use ginnel_broker::reply::{self, Refusal};
 use ginnel_layout::HOST_MEMBER;
 use ginnel_layout::wire::{self, ErrorCode, Kind, MAX_PACKET, StaysReason};
 use rustix::io::Errno;
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 use tracing::{debug, warn};
 
@@ -27,73 +26,10 @@ const TURN: usize = 16;
 /// The connections that are accepted before other events get their turn.
 const ACCEPTS: usize = 64;
 
-/// The attach socket.
-#[derive(Debug, Default)]
-pub struct Clients {
-    /// The listening socket; `None` until the daemon serves.
-    listener: Option<OwnedFd>,
-    connections: BTreeMap<ClientId, Connection>,
-    by_user: UserConnections<ClientId>,
-    users: Users,
-    /// A descriptor that is closed for a moment when descriptors run out, so that a connection can be refused and need not wait.
-    spare: Option<File>,
-    /// The number of connections that were refused since the last one that was accepted; decides whether to log.
-    refused: u64,
-}
-
-#[derive(Debug)]
-struct Connection {
-    socket: PacketSocket,
-    /// The user as whose it counts ([`Users`]).
-    user: u32,
-    /// Something waits to be sent; until then, nothing is read from the connection.
-    blocked: bool,
-    /// A helper has the next packet; until it has answered, nothing is read from the connection, and no event of it matters.
-    examined: bool,
-}
-
 /// Returns whether a packet carries descriptors if its kind requires one, and none otherwise.
 fn carries_what_it_should(packet: &Heard) -> bool {
     let is_report = wire::split(&packet.bytes).is_some_and(|(header, _)| header.kind == Kind::SOCK_REPORT);
     packet.carries_fds == is_report
-}
-
-impl Clients {
-    /// Returns the number of connections.
-    pub fn len(&self) -> usize {
-        self.connections.len()
-    }
-
-    /// Returns whether the socket of a client has taken everything that was sent to it.
-    pub(super) fn has_room(&self, client: ClientId) -> bool {
-        self.connections.get(&client).is_some_and(|connection| !connection.blocked)
-    }
-
-    /// Returns the number of the user as whose this one counts.
-    pub(super) fn counted(&mut self, uid: u32) -> u32 {
-        self.users.counted(uid)
-    }
-
-    /// Returns the listening socket.
-    pub(super) fn listener(&self) -> Option<BorrowedFd<'_>> {
-        self.listener.as_ref().map(AsFd::as_fd)
-    }
-
-    /// Returns the descriptor of a client's connection.
-    pub(super) fn fd(&self, client: ClientId) -> Option<BorrowedFd<'_>> {
-        self.connections.get(&client).map(|connection| connection.socket.as_fd())
-    }
-
-    fn add(&mut self, client: ClientId, connection: Connection) {
-        self.by_user.add(connection.user, client);
-        self.connections.insert(client, connection);
-    }
-
-    fn remove(&mut self, client: ClientId) -> Option<Connection> {
-        let connection = self.connections.remove(&client)?;
-        self.by_user.remove(connection.user, client);
-        Some(connection)
-    }
 }
 
 impl Server {

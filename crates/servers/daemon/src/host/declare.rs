@@ -5,7 +5,7 @@ use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
 use super::server::Server;
 use super::token::Token;
-use super::vms::Vm;
+use super::vm::Vm;
 use super::{config, random, segments};
 use crate::closer::Connected;
 use crate::namer::{NewSocket, Unnamed};

@@ -2,7 +2,7 @@
 
 use super::members::new_vectors;
 use super::server::Server;
-use super::vms::Vm;
+use super::vm::Vm;
 use ginnel_broker::record::{Record, Text};
 use ginnel_layout::{HOST_MEMBER, Name};
 use std::os::fd::OwnedFd;

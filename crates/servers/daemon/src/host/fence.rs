@@ -10,6 +10,7 @@
 use super::qmp::{Command, Monitor, Said};
 use super::server::Server;
 use super::token::Token;
+use super::vm::Fence;
 use crate::poller::Interest;
 use ginnel_broker::record::Record;
 use ginnel_layout::Name;
@@ -24,18 +25,6 @@ const STOP_WITHIN: Duration = Duration::from_secs(5);
 const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 /// The only kind of memory device that can be unplugged. QEMU never removes a virtio-pmem device.
 const UNPLUGGABLE: &str = "child<ivshmem-plain>";
-
-/// The state of the fence around a VM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fence {
-    /// There is no fence.
-    #[default]
-    Open,
-    /// QEMU has been told to stop the VM, and must answer by this time.
-    Stopping(Instant),
-    /// The VM is stopped.
-    Shut,
-}
 
 impl Server {
     /// Connects to the control socket of a VM's QEMU, if it has one that is not connected. Returns false if that fails.

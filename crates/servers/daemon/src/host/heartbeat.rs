@@ -3,32 +3,13 @@
 //! A VM that is paused, or that a debugger has stopped, looks the same, so the daemon does nothing unless the configuration asks
 //! for it. A guest that shuts down or reboots is silent too; but then it has no endpoints, or QEMU has reported the reset.
 
-use super::fence::Fence;
+use super::pulse::Pulse;
 use super::server::Server;
-use super::vms::Vm;
+use super::vm::{Fence, Vm};
 use ginnel_broker::declared::OnHang;
 use ginnel_layout::relay::RelayKind;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tracing::{info, warn};
-
-/// The time at which a guest last sent something, and the state of the watch over it.
-#[derive(Debug)]
-pub struct Pulse {
-    heard: Instant,
-    asked: bool,
-    /// The guest has been silent for as long as its configuration allows.
-    pub hangs: bool,
-}
-
-impl Pulse {
-    /// Starts with a guest that has just sent something.
-    pub fn new() -> Self {
-        Self { heard: Instant::now(), asked: false, hangs: false }
-    }
-}
-
-/// A silent guest is asked for a sign of life after the time after which it counts as hanging, divided by this number.
-const SOONER: u32 = 3;
 
 impl Server {
     /// Notes that a guest's daemon has sent something.
@@ -44,10 +25,7 @@ impl Server {
 
     /// Returns the time until [`Server::beat`] has something to do.
     pub(super) fn until_beat(&self) -> Option<Duration> {
-        let waits = self.waited_for().map(|(_, vm, after)| {
-            let next = if vm.pulse.asked { after } else { after / SOONER };
-            next.saturating_sub(vm.pulse.heard.elapsed())
-        });
+        let waits = self.waited_for().map(|(_, vm, after)| vm.pulse.until_due(after));
         waits.min()
     }
 
@@ -63,15 +41,13 @@ impl Server {
 
     /// Asks guests that have been silent, and does what the configuration says about those that do not answer.
     pub(super) fn beat(&mut self) {
-        let silent = self.waited_for().filter_map(|(member, vm, after)| {
-            let silence = vm.pulse.heard.elapsed();
-            (silence >= after / SOONER).then_some((member, silence >= after))
-        });
+        let silent = self.waited_for().filter(|(_, vm, after)| vm.pulse.is_weak(*after));
+        let silent = silent.map(|(member, vm, after)| (member, vm.pulse.silence() >= after));
         for (member, hangs) in silent.collect::<Vec<_>>() {
             if hangs {
                 self.hangs(member);
             } else if let Some(vm) = self.vms.get_mut(&member)
-                && !std::mem::replace(&mut vm.pulse.asked, true)
+                && vm.pulse.ask()
             {
                 self.send_relay(member, RelayKind::PING, 0, Vec::new());
                 self.ring_daemon(member);
@@ -82,7 +58,7 @@ impl Server {
     fn hangs(&mut self, member: u32) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         vm.pulse.hangs = true;
-        let (name, silence) = (vm.config.name, vm.pulse.heard.elapsed().as_secs());
+        let (name, silence) = (vm.config.name, vm.pulse.silence().as_secs());
         match vm.config.on_hang {
             OnHang::Nothing => {}
             OnHang::Warn => warn!(vm = %name, member, silence, "the VM hangs: its daemon does not answer"),

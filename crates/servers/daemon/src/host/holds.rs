@@ -1,6 +1,5 @@
 //! The times at which holds of endpoints end.
 
-use super::server::Server;
 use ginnel_broker::record::Hex16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -32,7 +31,7 @@ impl Timers {
     }
 
     /// Removes and returns the next hold whose time is over: endpoint, epoch and token.
-    fn take_over(&mut self, now: Instant) -> Option<(u32, u32, Hex16)> {
+    pub fn take_over(&mut self, now: Instant) -> Option<(u32, u32, Hex16)> {
         let &(at, key) = self.in_order.first()?;
         if at > now {
             return None;
@@ -42,23 +41,9 @@ impl Timers {
         Some((key.0, epoch, key.1))
     }
 
-    fn until_next(&self) -> Option<Duration> {
+    /// Returns the time until [`Timers::take_over`] has something to return.
+    pub fn until_next(&self) -> Option<Duration> {
         self.in_order.first().map(|(at, _)| at.saturating_duration_since(Instant::now()))
-    }
-}
-
-impl Server {
-    /// Returns the time until [`Server::end_holds`] has something to do.
-    pub(super) fn until_hold_ends(&self) -> Option<Duration> {
-        self.holds.until_next()
-    }
-
-    /// Ends the holds whose time is over.
-    pub(super) fn end_holds(&mut self) {
-        let now = Instant::now();
-        while let Some((endpoint, epoch, token)) = self.holds.take_over(now) {
-            self.broker.hold_over(endpoint, epoch, token);
-        }
     }
 }
 

@@ -5,11 +5,11 @@
 //! whatever a client does, and looks at a bounded number of entries for each request. A change between two pages may appear only
 //! in part.
 
-use super::fence::Fence;
 use super::qmp::Monitor;
 use super::server::Server;
 use super::viewer::Viewer;
 use super::views;
+use super::vm::Fence;
 use ginnel_broker::books::{Books, Member};
 use ginnel_broker::memory::MemoryKind;
 use ginnel_broker::reply::Refusal;

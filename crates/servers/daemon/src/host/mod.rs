@@ -5,24 +5,29 @@
 //! | [`config`], `accepted` | the configuration file, and the last configuration without a mistake |
 //! | [`journal`] | the changes of the books, on disk, and how far they go |
 //! | [`segments`], `front`, [`members`] | files and mappings, the memory in front of the arenas, and descriptors |
-//! | [`file_jobs`], [`file_making`], [`file_work`], `pending_segments` | files of segments that processes make or change, and segments that wait for theirs |
+//! | [`file_jobs`], [`file_making`], [`file_work`] | files of segments that processes make or change |
+//! | `pending_segments`, `added_segments` | segments that wait for their files, and what happens when these are made |
 //! | [`watched_files`] | files of segments that others have changed, and that get back what they had |
 //! | [`in_use`] | whether anybody else has a file |
 //! | `former`, [`holders`] | processes that have a segment's file and are no members |
 //! | `memory_limit` | the memory that the daemon's cgroups leave to it |
 //! | `doorbells`, `ringing` | the eventfds of doorbells, their announcement to QEMUs, and the threads that ring them |
-//! | [`server`], `token`, `turns`, `clients`, `vms`, [`ivshmem`] | the event loop, and the sockets of programs and of VMs |
+//! | [`server`], `token`, `turns` | the event loop |
+//! | `connections`, `clients` | the connections of programs, and what happens on them |
+//! | `vm`, `vms`, [`ivshmem`] | a VM as the daemon has it, and what happens between it, its QEMU and its daemon |
 //! | `pauses` | listening sockets that rest, because nothing can be accepted now |
-//! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
+//! | `pulse`, `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
 //! | `own_folder` | the folder in which the files of segments lie |
 //! | `rereading`, `reload` | reading the configuration again while the daemon serves, and what that changes |
 //! | `startup` | the way from a configuration and a journal to a running daemon |
 
 mod accepted;
+mod added_segments;
 mod admin;
 mod clients;
 pub mod config;
+mod connections;
 mod declare;
 mod doorbells;
 mod fence;
@@ -44,6 +49,7 @@ mod memory_limit;
 pub mod own_folder;
 mod pauses;
 mod pending_segments;
+mod pulse;
 pub mod qmp;
 mod random;
 mod reload;
@@ -56,6 +62,7 @@ mod token;
 mod turns;
 mod viewer;
 mod views;
+mod vm;
 mod vms;
 pub mod watched_files;
 

@@ -11,11 +11,12 @@ use ginnel_broker::limits::MAX_SEGMENTS_PER_MEMBER;
 use ginnel_broker::record::MemoryFile;
 use ginnel_config::Bytes;
 use ginnel_layout::{HOST_MEMBER, Name};
+use sd_notify::NotifyState;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::Path;
 use std::time::Instant;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 const RESTART: &str = "it changes when the daemon is restarted";
 
@@ -39,6 +40,49 @@ impl Outcome {
 }
 
 impl Server {
+    /// Begins to read the configuration again.
+    pub(super) fn reread(&mut self) {
+        if !self.rereading.may_begin() {
+            return;
+        }
+        info!(config = %self.config.file.display(), "SIGHUP: the configuration is read again");
+        let now = NotifyState::monotonic_usec_now().ok();
+        let states: Vec<_> = [NotifyState::Reloading].into_iter().chain(now).collect();
+        let _ = sd_notify::notify(false, &states);
+        if let Err(error) = self.rereading.begin(self.config.file.clone()) {
+            error!(%error, "no thread can be started to read the configuration: nothing was reloaded; reload again");
+            self.tell_reloaded("serving");
+        }
+    }
+
+    /// Obeys the configuration that has been read.
+    pub(super) fn reread_done(&mut self) {
+        self.rereading.hear();
+        while let Some(read) = self.rereading.take() {
+            match read {
+                Ok(chosen) => {
+                    let status = self.reload(chosen.config);
+                    self.tell_reloaded(&status);
+                }
+                Err(problems) => {
+                    for problem in &problems {
+                        error!("{problem}; nothing was reloaded");
+                    }
+                    let mistake = problems.first().map(ToString::to_string).unwrap_or_default();
+                    self.tell_reloaded(&mistake);
+                    self.config.mistake = Some(mistake);
+                }
+            }
+            if self.rereading.take_again() {
+                self.reread();
+            }
+        }
+    }
+
+    fn tell_reloaded(&self, status: &str) {
+        let _ = sd_notify::notify(false, &[NotifyState::Ready, NotifyState::Status(status)]);
+    }
+
     /// Obeys another configuration as far as that is possible now. Returns a status for the service manager.
     pub(super) fn reload(&mut self, new: Config) -> String {
         self.config.mistake = None;

@@ -4,21 +4,18 @@
 //! with a mistake changes nothing.
 
 use super::accepted::{self, Chosen};
-use super::server::Server;
 use super::token::Token;
 use crate::poller::{Interest, Poller};
 use ginnel_config::Problem;
 use rustix::event::{EventfdFlags, eventfd};
-use sd_notify::NotifyState;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use tracing::{error, info};
 
 /// The configuration, or all mistakes of the file.
-type Read = Result<Chosen, Vec<Problem>>;
+pub(super) type Read = Result<Chosen, Vec<Problem>>;
 
 /// The configuration that is being read.
 #[derive(Debug)]
@@ -33,6 +30,7 @@ pub(super) struct Rereading {
 }
 
 impl Rereading {
+    /// Starts without a file. That one has been read is an event of this poller.
     pub fn new(poller: &Poller) -> io::Result<Self> {
         let (sender, receiver) = mpsc::channel();
         let done = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -40,7 +38,14 @@ impl Rereading {
         Ok(Self { sender, receiver, done: Arc::new(done), reads: false, again: false })
     }
 
-    fn begin(&mut self, file: PathBuf) -> io::Result<()> {
+    /// Returns whether the file may be read now. If it is being read already, it is read once more after that.
+    pub fn may_begin(&mut self) -> bool {
+        self.again = self.reads;
+        !self.reads
+    }
+
+    /// Starts to read the file.
+    pub fn begin(&mut self, file: PathBuf) -> io::Result<()> {
         let (sender, done) = (self.sender.clone(), self.done.clone());
         let read = move || {
             // The daemon holds the other end for as long as it lives, and reads the eventfd.
@@ -51,51 +56,21 @@ impl Rereading {
         self.reads = true;
         Ok(())
     }
-}
 
-impl Server {
-    /// Begins to read the configuration again.
-    pub(super) fn reread(&mut self) {
-        if self.rereading.reads {
-            self.rereading.again = true;
-            return;
-        }
-        info!(config = %self.config.file.display(), "SIGHUP: the configuration is read again");
-        let now = NotifyState::monotonic_usec_now().ok();
-        let states: Vec<_> = [NotifyState::Reloading].into_iter().chain(now).collect();
-        let _ = sd_notify::notify(false, &states);
-        if let Err(error) = self.rereading.begin(self.config.file.clone()) {
-            error!(%error, "no thread can be started to read the configuration: nothing was reloaded; reload again");
-            self.tell_reloaded("serving");
-        }
+    /// Takes the event that the file has been read.
+    pub fn hear(&self) {
+        let _ = rustix::io::read(&self.done, &mut [0u8; 8]);
     }
 
-    /// Obeys the configuration that has been read.
-    pub(super) fn reread_done(&mut self) {
-        let _ = rustix::io::read(&self.rereading.done, &mut [0u8; 8]);
-        while let Ok(read) = self.rereading.receiver.try_recv() {
-            self.rereading.reads = false;
-            match read {
-                Ok(chosen) => {
-                    let status = self.reload(chosen.config);
-                    self.tell_reloaded(&status);
-                }
-                Err(problems) => {
-                    for problem in &problems {
-                        error!("{problem}; nothing was reloaded");
-                    }
-                    let mistake = problems.first().map(ToString::to_string).unwrap_or_default();
-                    self.tell_reloaded(&mistake);
-                    self.config.mistake = Some(mistake);
-                }
-            }
-            if std::mem::take(&mut self.rereading.again) {
-                self.reread();
-            }
-        }
+    /// Returns what was read, once.
+    pub fn take(&mut self) -> Option<Read> {
+        let read = self.receiver.try_recv().ok()?;
+        self.reads = false;
+        Some(read)
     }
 
-    fn tell_reloaded(&self, status: &str) {
-        let _ = sd_notify::notify(false, &[NotifyState::Ready, NotifyState::Status(status)]);
+    /// Returns whether the file is to be read once more, once.
+    pub fn take_again(&mut self) -> bool {
+        std::mem::take(&mut self.again)
     }
 }

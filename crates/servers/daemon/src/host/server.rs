@@ -1,7 +1,7 @@
 //! The event loop. It passes each ready descriptor to the part that handles it, and performs what the broker decides.
 
-use super::clients::Clients;
 use super::config::{self, Config};
+use super::connections::Clients;
 use super::holders::Looks;
 use super::holds::Timers;
 use super::journal::Journal;
@@ -13,7 +13,7 @@ use super::rereading::Rereading;
 use super::segments::Segments;
 use super::token::Token;
 use super::turns::Turns;
-use super::vms::Vm;
+use super::vm::Vm;
 use crate::closer::Closer;
 use crate::hangup::Hangup;
 use crate::keeper::{Held, Keeper};
@@ -32,9 +32,10 @@ use ginnel_broker::record::{Record, Text};
 use ginnel_broker::reply;
 use ginnel_layout::wire::MAX_PACKET;
 use ginnel_layout::{Name, sync, wire};
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -220,11 +221,16 @@ impl Server {
             for (endpoint, epoch, process) in self.exec_checks.take_changed() {
                 self.broker.owner_ended(endpoint, epoch, process);
             }
-            self.end_holds();
+            let now = Instant::now();
+            while let Some((endpoint, epoch, token)) = self.holds.take_over(now) {
+                self.broker.hold_over(endpoint, epoch, token);
+            }
             self.step_strangers();
             self.broker.settle_sockets(&mut self.segments);
             self.retry();
-            self.end_pauses();
+            while let Some(token) = self.pauses.take_over() {
+                self.set_listening(token, true);
+            }
             self.beat();
             self.give_up_stopping();
             self.end_look();
@@ -286,16 +292,34 @@ impl Server {
         let sockets = sockets.map(|at| at.saturating_sub(self.segments.elapsed()));
         let helpers = self.strangers.until_stuck();
         let turns = self.turns.until_next();
-        let owners = [self.exec_checks.until_next(), self.until_hold_ends(), sockets, helpers, turns];
+        let owners = [self.exec_checks.until_next(), self.holds.until_next(), sockets, helpers, turns];
         let rest = [
             look,
             self.until_beat(),
             self.until_given_up(),
             retry,
-            self.until_pause_ends(),
+            self.pauses.until_next(),
             self.looks.left(),
         ];
         owners.into_iter().chain(rest).flatten().min()
+    }
+
+    /// Lets a listening socket rest, where accepting has failed.
+    pub(super) fn pause(&mut self, token: Token, whose: &str, why: Errno) {
+        warn!(errno = %why, "{whose} cannot be accepted, and waits; raise LimitNOFILE= if this goes on");
+        if self.set_listening(token, false) {
+            self.pauses.begin(token);
+        }
+    }
+
+    fn set_listening(&self, token: Token, listens: bool) -> bool {
+        let listener: Option<BorrowedFd<'_>> = match token {
+            Token::Listener => self.clients.listener(),
+            Token::VmListener(member) => self.vms.get(&member).and_then(|vm| vm.listener()).map(AsFd::as_fd),
+            _ => None,
+        };
+        let interest = Interest { read: listens, write: false };
+        listener.is_some_and(|listener| self.poller.modify(listener, token.into(), interest).is_ok())
     }
 
     /// Does a bounded part of the background work.

@@ -2,9 +2,9 @@
 
 use super::accepted::Chosen;
 use super::config::{self, Config};
-use super::heartbeat::Pulse;
 use super::journal::{Journal, MarkFile};
 use super::own_folder::Folders;
+use super::pulse::Pulse;
 use super::server::Server;
 use super::{random, segments};
 use crate::closer::Closer;

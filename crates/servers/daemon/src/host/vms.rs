@@ -1,14 +1,11 @@
 //! VMs: the connection to their QEMU, the control link to their daemon, and the programs for which that daemon speaks.
 
-use super::config;
-use super::fence::Fence;
-use super::heartbeat::Pulse;
 use super::ivshmem::{self, Connection, Heard};
-use super::qmp::Monitor;
+use super::pulse::Pulse;
 use super::server::Server;
 use super::token::Token;
-use crate::closer::Connected;
-use crate::control_link::{Event, HostLink, PeerInfo, SendRefused};
+use super::vm::Fence;
+use crate::control_link::{Event, PeerInfo, SendRefused};
 use crate::poller::{Interest, Ready};
 use crate::watches::ROOT;
 use crate::{packet, pidwatch};
@@ -18,14 +15,11 @@ use ginnel_broker::programs::{Message, NotOpen};
 use ginnel_broker::record::{Hex16, Record};
 use ginnel_broker::reply::{self, Refusal};
 use ginnel_broker::vectors::Told;
-use ginnel_layout::Name;
 use ginnel_layout::control::{ControlHeader, DAEMON_VECTOR};
 use ginnel_layout::relay::{self, MappingKind, RelayKind};
 use ginnel_layout::wire::{self, ErrorCode};
-use ginnel_shmem::{Mapping, SharedMemory};
-use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use ginnel_shmem::SharedMemory;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 use zerocopy::{FromBytes, IntoBytes};
@@ -37,106 +31,6 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const TURN: usize = 64;
 /// The pages of the daemon's state that one guest is sent before others get their turn.
 const PAGES: usize = 4;
-
-/// A VM.
-pub struct Vm {
-    pub(super) config: config::Vm,
-    /// The socket for QEMU; `None` if it cannot be made now.
-    listener: Option<Connected>,
-    connection: Option<Connection>,
-    /// The QEMU that was connected to an earlier daemon and is watched.
-    watched: Option<Process>,
-    /// The control socket of the VM's QEMU.
-    pub(super) monitor: Option<Monitor>,
-    pub(super) fence: Fence,
-    memory: Mapping,
-    link: HostLink,
-    /// Messages that the link does not take now.
-    queue: VecDeque<(RelayKind, u32, Vec<u8>)>,
-    queued: usize,
-    /// Requests of the VM's programs for pages of the daemon's state. The pages are made when the link has taken everything else.
-    asked: VecDeque<(ClientId, u32, wire::Inspect)>,
-    pub(super) up: bool,
-    pub(super) pulse: Pulse,
-    pub(super) mapped: BTreeMap<Name, relay::Mapped>,
-    /// The time at which the guest last reported a missing segment and the segment's front was therefore checked.
-    missed: Option<Instant>,
-    vectors: u32,
-    /// The doorbells that the VM's QEMU will know once everything in its socket's queue has been sent.
-    pub(super) telling: Option<Told>,
-}
-
-impl Vm {
-    /// Makes a VM from its declaration, with its sockets and memory ready.
-    pub fn new(
-        config: config::Vm,
-        member: u32,
-        vectors: u32,
-        listener: Option<Connected>,
-        memory: Mapping,
-    ) -> Self {
-        let link = HostLink::new(memory.clone(), member, vectors, config.name);
-        Self {
-            config,
-            listener,
-            connection: None,
-            watched: None,
-            monitor: None,
-            fence: Fence::default(),
-            memory,
-            link,
-            queue: VecDeque::new(),
-            queued: 0,
-            asked: VecDeque::new(),
-            up: false,
-            pulse: Pulse::new(),
-            mapped: BTreeMap::new(),
-            missed: None,
-            vectors,
-            telling: None,
-        }
-    }
-
-    /// Tells the VM's QEMU of vectors of a member.
-    pub(super) fn say_joined(&mut self, member: u32, vectors: impl IntoIterator<Item = Arc<OwnedFd>>) {
-        if let Some(connection) = &mut self.connection {
-            connection.say(ivshmem::joined(member, vectors));
-        }
-    }
-
-    /// Returns the socket for the VM's QEMU.
-    pub fn listener(&self) -> Option<&Connected> {
-        self.listener.as_ref()
-    }
-
-    /// Takes the socket for the VM's QEMU away.
-    pub fn take_listener(&mut self) -> Option<Connected> {
-        self.listener.take()
-    }
-
-    /// Sets the socket for the VM's QEMU.
-    pub fn set_listener(&mut self, listener: Connected) {
-        self.listener = Some(listener);
-    }
-
-    /// Returns whether there is no session, or whether the messages that the link has not taken exceed a quarter of `limit` bytes.
-    /// Messages that can wait should wait then.
-    pub(super) fn is_backed_up(&self, limit: usize) -> bool {
-        !self.up || self.queued > limit / 4
-    }
-
-    /// Returns whether the connection to the VM's QEMU is open.
-    pub fn is_connected(&self) -> bool {
-        self.connection.is_some()
-    }
-
-    fn restart_link(&mut self, member: u32) {
-        self.link = HostLink::new(self.memory.clone(), member, self.vectors, self.config.name);
-        (self.up, self.queued) = (false, 0);
-        self.queue.clear();
-        self.asked.clear();
-    }
-}
 
 impl Server {
     /// Handles a new connection to a VM's socket.
