@@ -260,7 +260,8 @@ impl Stores {
     /// Begins an operation. Returns its result if it has ended already. Otherwise [`Stores::reap`] reports the end,
     /// with `id`, and until then `memory` must stay as it is. The kernel sees the operation at the next
     /// [`Stores::submit`].
-    #[inline]
+    // Without "always", it is a call for each request since there are workers of two kinds.
+    #[inline(always)]
     pub fn start(
         &mut self,
         id: u32,

@@ -194,6 +194,12 @@ impl Controller {
         let Some(vector) = self.vectors.get_mut(number as usize) else {
             return warn!("there is no interrupt vector {number}; there are {}", self.vectors.len());
         };
+        // If the descriptor blocked, a VMM could stop its own volume.
+        if let Some(eventfd) = &eventfd
+            && let Err(error) = rustix::io::ioctl_fionbio(eventfd, true)
+        {
+            return warn!("interrupt vector {number} is not an eventfd: {error}");
+        }
         vector.clone_from(&eventfd);
         for &queue in &self.running {
             let uses = |record: CompletionRecord| record.interrupts && u32::from(record.vector) == number;
