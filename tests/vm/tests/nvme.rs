@@ -89,9 +89,9 @@ fn vm(bed: &TestBed, name: &str, holders: &[&Holder]) -> Result<VmBuilder> {
     let vm = bed
         .vm(name)
         .qemu(newer_qemu()?)
-        .memory_mib(256)
+        .memory_mib(512)
         .cpus(2)
-        .qemu_args("-object memory-backend-memfd,id=ram,size=256M,share=on -machine memory-backend=ram")
+        .qemu_args("-object memory-backend-memfd,id=ram,size=512M,share=on -machine memory-backend=ram")
         // SeaBIOS waits two minutes for a controller without an engine.
         .qemu_args("-bios qboot.rom");
     Ok(holders.iter().fold(vm, |vm, holder| vm.qemu_arg("-device").qemu_arg(&holder.device())))
@@ -295,10 +295,10 @@ fn memory_that_is_not_shared_is_named() -> Result<()> {
     let vm = bed
         .vm("guest")
         .qemu(qemu?)
-        .memory_mib(256)
+        .memory_mib(512)
         .cpus(1)
         .module("nvme")
-        .qemu_args("-object memory-backend-memfd,id=ram,size=256M,share=off -machine memory-backend=ram")
+        .qemu_args("-object memory-backend-memfd,id=ram,size=512M,share=off -machine memory-backend=ram")
         .qemu_arg("-device")
         .qemu_arg(&volume.holder.device())
         .boot()?;
