@@ -207,8 +207,9 @@ impl RequestStream {
         Ok(true)
     }
 
-    /// Returns the next operation and its block, or `None` if there is nothing more to do.
-    #[inline]
+    /// Returns the next operation and its block, or `None` if there is nothing more to do. Always inlined, since it is called for
+    /// every kind of queue, and the compiler would share it.
+    #[inline(always)]
     fn next(&mut self, job: &Job<'_>, now: Instant) -> Option<(Operation, u64)> {
         if let Some(Check { ledger, reading_back: Some(at), .. }) = &mut self.check {
             while *at < ledger.blocks() {
