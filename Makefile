@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 # Each writes target/bench/NAME.json.
 BENCHES = channel memory farm volume daemon ready sockets beside-tcp verbs mpi cache
 
-.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache soak-fuzz lint deny msrv package doc book install clean
+.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache soak-volume soak-fuzz lint deny msrv package doc book install clean
 
 all: build
 
@@ -55,9 +55,9 @@ bench: build
 
 # Takes hours: 10^9 messages of each size over a ring (soak-ring), 10^5 changes from TCP to shared memory (10^6 with GINNEL_SOAK_ROUNDS=60)
 # beside random programs for two hours (soak-sockets), 10^8 messages over RDMA queue pairs with hostile members and 10,000 kills
-# (soak-verbs), 2,000 kills of a cache's server and 3,000 more while clients use it (soak-cache), each fuzz target for five minutes
-# (soak-fuzz), then the long versions of the VM tests.
-soak: build soak-ring soak-sockets soak-verbs soak-cache soak-fuzz
+# (soak-verbs), 2,000 kills of a cache's server and 3,000 more while clients use it (soak-cache), 3,000 kills of an
+# NVMe volume's engine (soak-volume), each fuzz target for five minutes (soak-fuzz), then the long versions of the VM tests.
+soak: build soak-ring soak-sockets soak-verbs soak-cache soak-volume soak-fuzz
 	GINNEL_SOAK=1 scripts/vm-tests
 
 soak-ring:
@@ -73,6 +73,9 @@ soak-verbs:
 soak-cache:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cache-store --locked --test kill
 	GINNEL_SOAK=1 $(CARGO) test --release -p programs --locked --test cache -- kills:: --nocapture
+
+soak-volume:
+	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-volume --locked --test nvme_kills
 
 soak-fuzz:
 	scripts/fuzz all 300
