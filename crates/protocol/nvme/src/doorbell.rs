@@ -77,7 +77,7 @@ impl<M: SharedMemory> Doorbell<M> {
     #[inline]
     pub(crate) fn load(&self) -> u32 {
         // ORDER nvme.doorbell: the commands before the tail are seen; completions before the head have been read. Pairs with: the
-        // driver's store of the doorbell.
+        // driver's store of the doorbell, or the holder's for a trapped write.
         self.value.memory.load_acquire_u32(self.value.at)
     }
 

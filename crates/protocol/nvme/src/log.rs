@@ -21,7 +21,7 @@ pub struct Health {
     pub writes: u64,
     /// Commands that failed because of the disk.
     pub errors: u64,
-    /// Hours since the disk is served.
+    /// Hours for which the disk has been served.
     pub hours: u64,
     /// The namespace is in read-only state although it should not be (critical warning, bit 3).
     pub became_read_only: bool,

@@ -24,8 +24,8 @@ pub fn open(path: &Path, flags: OFlags) -> Result<Option<OwnedFd>, Errno> {
         match fs::openat2(&folder, name, flags, Mode::empty(), ResolveFlags::CACHED) {
             Err(Errno::AGAIN) => {}
             Err(Errno::NOENT) => return Ok(None),
-            // Linux before 5.12 cannot be asked like this.
-            Err(Errno::INVAL | Errno::NOSYS) => {
+            // Linux before 5.12 cannot be asked like this, nor can one in a container that forbids it.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {
                 return match fs::openat(&folder, name, flags, Mode::empty()) {
                     Err(Errno::NOENT) => Ok(None),
                     opened => opened.map(Some),

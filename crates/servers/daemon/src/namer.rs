@@ -232,9 +232,11 @@ impl Namer {
         let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
         match poll(&mut [PollFd::new(&worker.socket, PollFlags::IN)], left.as_ref()) {
             Ok(0) => return false,
+            Ok(_) => {}
             // The next call finds out how much time is left.
             Err(Errno::INTR) => return true,
-            _ => {}
+            // To receive without having looked could take for ever.
+            Err(_) => return false,
         }
         let answer = match packet::receive(worker.socket.as_fd(), MAX_PACKET, 1) {
             Ok(mut answer) => match serde_json::from_slice(&answer.bytes) {

@@ -387,7 +387,7 @@ fn packet(socket: BorrowedFd<'_>, max_fds: usize, wait: bool) -> Result<Option<P
     Ok(Some(Packet { bytes, len: received.len, fds: received.fds }))
 }
 
-/// A packet that was not looked at yet.
+/// A packet that has not been looked at yet.
 struct Packet {
     bytes: [u8; MAX_LEN],
     len: usize,

@@ -63,7 +63,7 @@ const BATCH: usize = 16;
 #[derive(Debug, Error)]
 pub enum Failed {
     /// The configuration asks for a controller that cannot be.
-    #[error("the controller's state: {0}")]
+    #[error(transparent)]
     State(#[from] ginnel_nvme::SetupError),
     /// A system call has failed.
     #[error(transparent)]
@@ -150,7 +150,7 @@ impl Holder {
                 if let Some(client) = &self.client {
                     warn!(
                         pid = client.pid,
-                        "the holder ends: the VM loses the device until it is plugged again"
+                        "the holder ends: the VM loses the device until its QEMU is started again"
                     );
                 }
                 return Ok(());
@@ -256,7 +256,7 @@ impl Holder {
         self.waiting.clear();
         match gone {
             Gone::Closed => info!(pid, "the VM has gone"),
-            gone => error!(pid, "the VM is given up, and loses the device until it is plugged again: {gone}"),
+            gone => error!(pid, "the VM is given up, and loses the device until its QEMU is started again: {gone}"),
         }
         self.leaving = Some((self.device.client_gone(&mut self.link), now));
     }

@@ -1,4 +1,5 @@
-//! `ginnel-volume`: serves virtual disks over vhost-user. Each process serves one volume.
+//! `ginnel-volume`: serves virtual disks over vhost-user and vfio-user. Each process serves one volume; an NVMe volume has two
+//! processes.
 //!
 //! ```text
 //!  server    accepts front ends, one at a time; handles signals and the requests of the control socket

@@ -45,7 +45,7 @@ pub enum Failed {
     Worker,
     /// The holder of an NVMe volume has ended.
     #[error(
-        "the holder has ended, and the VM has lost the disk; start the holder and the volume again, and plug the disk in anew"
+        "the holder has ended, and the VM has lost the disk until its QEMU is started again; start the holder and the volume again"
     )]
     Holder,
     /// A worker does not give a queue back.

@@ -314,7 +314,7 @@ fn an_engine_that_does_not_read_stops_no_register() {
     let holder = Holder::start("--queues 1");
     let mut client = holder.connect();
     let engine = holder.attach(1);
-    // The holder stops to listen after so many messages for the engine. Nobody is told about all of them.
+    // The holder stops listening after so many messages for the engine. Nobody is told about all of them.
     for round in 0..600 {
         master(&mut client, round % 2 == 0);
         client.set_vectors(0, &eventfds(1)).unwrap();

@@ -367,9 +367,7 @@ fn memory_that_is_not_shared() {
     wait_until("CSTS.RDY", || read() & csts::RDY != 0);
     // The driver has written a command into its own copy.
     client.write(pci::BAR0, 0x1000, &1u32.to_le_bytes()).unwrap();
-    let begin = Instant::now();
     server.wait_for_line("not shared", 1);
-    assert!(begin.elapsed() < Duration::from_secs(5));
     wait_until("CSTS.CFS", || {
         let mut csts = [0; 4];
         client.read(pci::BAR0, register::CSTS as u64, &mut csts).unwrap();

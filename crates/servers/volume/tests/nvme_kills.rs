@@ -22,11 +22,17 @@ fn kills_under_load(flags: &str, sleep: bool) {
     std::thread::scope(|scope| {
         let killer = scope.spawn(|| {
             let mut random = Random::new(0x5eed);
+            // How many engines have attached before the one that runs.
+            let mut before = 0;
             for _ in 0..kills {
                 // Some engines die while they start, some while they attach, and most while they serve.
-                let most = if random.below(3) == 0 { 20_000 } else { 200_000 };
-                std::thread::sleep(Duration::from_micros(random.below(most)));
+                let starts = random.below(3) == 0;
+                if !starts {
+                    server.wait_for_line("an engine is attached", before + 1);
+                }
+                std::thread::sleep(Duration::from_micros(random.below(if starts { 20_000 } else { 100_000 })));
                 server.kill();
+                before = server.count("an engine is attached");
                 server.launch();
             }
             over.store(true, Ordering::Relaxed);

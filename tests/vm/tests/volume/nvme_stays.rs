@@ -57,7 +57,7 @@ fn an_nvme_volume_stays_where_it_is() -> Result<()> {
     vm.shutdown()?;
     engine.kill(15)?;
     engine.wait(PROMPT)?;
-    // The holder ends by itself some seconds later, and removes its socket. A connection would be a VM for it.
+    // The holder ends by itself some seconds later, and removes its socket. A connection would keep it alive.
     let socket = bed.dir().join("fast.sock");
     wait_until("the holder has ended", PROMPT, || Ok(!socket.exists()))
 }

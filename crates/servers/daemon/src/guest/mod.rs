@@ -106,7 +106,9 @@ fn provide_open_files(most: Most) -> Result<()> {
 }
 
 /// Runs until the daemon is told to end.
-pub fn run(args: Args) -> Result<()> {
+pub fn run(mut args: Args) -> Result<()> {
+    // The namer works in another folder.
+    args.runtime_dir = std::path::absolute(&args.runtime_dir).context("--runtime-dir")?;
     keeper::keep_to_itself();
     let most = args.most();
     // The heir looks at as many descriptors as there may be.

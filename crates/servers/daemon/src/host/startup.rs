@@ -74,10 +74,11 @@ pub fn run(chosen: Chosen, stop_keeper: bool, closer: Closer, hangup: &Hangup) -
     for path in locks.iter().map(|(dir, name)| dir.join(name)).chain([MarkFile::path(&config.runtime_dir)]) {
         is_free(&path, namer.file(&path))?;
     }
-    let unnamed = Journal::unnamed(&config.state_dir);
-    is_free(&unnamed, namer.remove(&unnamed))?;
     let _locks = locks.into_iter().map(|(dir, name)| lock(dir, name, true).map_err(Problem::from));
     let _locks = _locks.collect::<Result<Vec<_>, _>>()?;
+    // Not before: it may be the new journal of a daemon that runs.
+    let unnamed = Journal::unnamed(&config.state_dir);
+    is_free(&unnamed, namer.remove(&unnamed))?;
     let folders = own_folder(&config)?;
     let signals = signals()?;
 

@@ -5,7 +5,7 @@ use crate::turn::Turn;
 use ginnel_config::Problem;
 use ginnel_layout::nvme_attach::{Reason, VERSION};
 use ginnel_shmem::{Mapping, Protection};
-use ginnel_volume_control::config::{Config, Wait};
+use ginnel_volume_control::config::Config;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::fstat;
 use std::fmt::Display;
@@ -40,7 +40,10 @@ impl Attachment {
     pub fn new(config: &Config, turn: &Turn) -> Result<Self, Problem> {
         let path = config.attach_socket();
         let problem = |what: &dyn Display, fix: &str| Problem::new(path.display(), what, fix);
-        let failed = |what: &dyn Display| problem(what, "see its log, and start it again");
+        let failed = |what: &dyn Display| problem(
+                what,
+                "see the holder's log, and start this volume again; leave the holder running while its VM runs",
+            );
         let end = connect(&path).map_err(|error| {
             let fix = "start the holder first (ginnel-volume-holder@NAME, or `ginnel-volume --holder` with the same \
                        configuration), or use `ginnel volume serve`";
@@ -106,7 +109,7 @@ fn refused(path: &std::path::Path, reason: Reason, have: u32) -> Problem {
 
 /// Checks what the holder has decided against this process's configuration.
 fn check(terms: &Terms, config: &Config) -> Result<(), String> {
-    if terms.mapped != (config.wait == Wait::Poll) {
+    if terms.mapped != config.are_doorbells_mapped() {
         let how = if terms.mapped { "poll" } else { "sleep" };
         return Err(format!("the holder was started for threads that {how}, and `wait` says something else"));
     }

@@ -5,7 +5,7 @@
 //!   disabled  ---------------->  ready, queues  <---------------------------->  ready, queues
 //!      ^                          stopped                                        running
 //!      |   a reset: CC.EN from 1 to 0, DEVICE_RESET, the loss of QEMU               |
-//!      +------------------------------------------------------------------------ --+
+//!      +---------------------------------------------------------------------------+
 //! ```
 //!
 //! The holder stores in the state what the guest wants (CC, the number of resets, bus mastering), and says that it did.
@@ -164,12 +164,8 @@ impl Controller {
                 self.set_vector(number, eventfd.map(Arc::new), volume);
                 Ok(None)
             }
-            FromHolder::Control { id } => {
-                self.follow(self.wanted(), volume)?;
-                Ok(Some(id).filter(|id| *id != 0))
-            }
-            // The attachment has seen to these.
-            FromHolder::Welcome { .. } | FromHolder::Refused { .. } => Ok(None),
+            // The caller follows the registers when it has handled all messages, and the attachment has seen to the others.
+            FromHolder::Control { .. } | FromHolder::Welcome { .. } | FromHolder::Refused { .. } => Ok(None),
         }
     }
 
@@ -492,8 +488,7 @@ impl Controller {
                     self.running.swap_remove(at);
                 }
             }
-            Which::All => self.stop_groups(true, volume)?,
-            Which::AllDurable => self.stop_groups(true, volume)?,
+            Which::All | Which::AllDurable => self.stop_groups(true, volume)?,
         }
         let mut done = self.admin_commands(volume).apply(change);
         if which == Which::AllDurable && done.is_ok() {
@@ -555,6 +550,11 @@ impl Controller {
     /// Returns the state of the controller, for people who look at a guest that hangs.
     pub fn dump(&self) -> ginnel_volume_control::Controller {
         dump::controller(&self.state, &self.doorbells, &self.memory, self.requests.len())
+    }
+
+    /// Returns whether a VM is there: it has shared its memory.
+    pub fn has_vm(&self) -> bool {
+        !self.memory.is_empty()
     }
 
     /// Returns, for each completion queue, whether it is served, and its size.

@@ -29,6 +29,11 @@ struct Range {
 }
 
 impl Memory {
+    /// Returns whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     /// Adds a range. An error says why it cannot be used; the guest's commands that use it fail.
     pub fn map(&mut self, range: attach::Range, file: OwnedFd) -> Result<(), String> {
         let attach::Range { iova, len, offset, writable } = range;

@@ -177,7 +177,8 @@ impl Machine {
     }
 
     fn control(&mut self) {
-        self.tell(FromHolder::Control { id: 0 });
+        let (controller, volume) = self.engine.as_mut().unwrap();
+        controller.follow(controller.wanted(), volume).unwrap();
     }
 
     fn served(&self) -> Vec<u16> {

@@ -11,12 +11,12 @@ use crate::stats::Kind;
 use crate::worker::Event;
 use ginnel_nvme::identify::Properties;
 use ginnel_nvme::log::Health;
-use ginnel_volume_control::config::Wait;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt::socket_peercred;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 use tracing::{error, info};
 
 /// The largest number of messages of the holder that are handled before the other descriptors are looked at.
@@ -54,7 +54,7 @@ impl Server {
             broken: broken.clone(),
         };
         let mut controller =
-            Controller::new(parts).map_err(|why| Failed::Config(format!("the holder's state: {why}")))?;
+            Controller::new(parts).map_err(Failed::Config)?;
         let mut workers = Workers(&self.shared);
         info!(pid, "attached to a holder");
         self.shared.front_end_info().holder = Some(pid);
@@ -105,12 +105,23 @@ impl Server {
                 clear(&admin);
                 controller.kicked(&mut workers)?;
             }
-            self.shared.front_end_info().rings = controller.queues().collect();
+            self.note_controller(&controller);
         }
         controller.pause(&mut workers)?;
         info!(pid, "the volume ends; what was begun is done, and the holder keeps the device");
         self.shared.ownership.end();
         Ok(())
+    }
+
+    /// Notes what the statistics say about the VM.
+    fn note_controller(&self, controller: &Controller) {
+        let mut info = self.shared.front_end_info();
+        info.rings = controller.queues().collect();
+        if info.front_end.is_some() != controller.has_vm() {
+            // Its process is the holder's to know.
+            info.front_end = controller.has_vm().then(|| (0, Instant::now()));
+            info.sessions += u64::from(controller.has_vm());
+        }
     }
 
     /// Returns what the controller says about itself. The number of blocks is added when a driver asks.
@@ -124,7 +135,7 @@ impl Server {
             firmware: env!("CARGO_PKG_VERSION").to_owned(),
             uuid: uuid(&config.name, &spec.serial),
             mdts: config.mdts(),
-            doorbell_buffer: config.wait != Wait::Poll,
+            doorbell_buffer: !config.are_doorbells_mapped(),
             write_cache: disk.write_cache,
             blocks: 0,
             block_exponent: disk.block_size.trailing_zeros() as u8,
