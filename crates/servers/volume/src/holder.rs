@@ -256,7 +256,10 @@ impl Holder {
         self.waiting.clear();
         match gone {
             Gone::Closed => info!(pid, "the VM has gone"),
-            gone => error!(pid, "the VM is given up, and loses the device until its QEMU is started again: {gone}"),
+            gone => error!(
+                pid,
+                "the VM is given up, and loses the device until its QEMU is started again: {gone}"
+            ),
         }
         self.leaving = Some((self.device.client_gone(&mut self.link), now));
     }

@@ -61,8 +61,9 @@ fn hold(config: &Config, lifetime: Lifetime, clients: Access, identity: Option<I
     // Two holders that start at the same time must not take each other's sockets away.
     let mut place = config.socket.clone().into_os_string();
     place.push(".holder");
-    let turn = Turn::take(place.as_ref(), Duration::ZERO, |_| false)
-        .context("no second holder of this volume can start, and to stop the first one takes the disk from its VM")?;
+    let turn = Turn::take(place.as_ref(), Duration::ZERO, |_| false).context(
+        "no second holder of this volume can start, and to stop the first one takes the disk from its VM",
+    )?;
     let shape =
         Shape { queues: config.queues, slots: config.queue_size, mapped: config.are_doorbells_mapped() };
     let mut holder = Holder::new(shape).context("no controller")?;

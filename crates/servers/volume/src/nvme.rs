@@ -17,6 +17,7 @@
 
 mod admin;
 pub mod attachment;
+mod bell;
 pub mod controller;
 mod doorbells;
 mod dump;
@@ -27,6 +28,10 @@ mod memory;
 use crate::session::Queues;
 pub use controller::Controller;
 use ginnel_nvme::log::Health;
+
+/// Why a controller cannot go on: a worker does not give a queue back, or the VMM holds an interrupt up.
+#[derive(Debug)]
+pub struct Stuck(pub String);
 
 /// What a controller needs of its volume.
 pub trait Volume: Queues {

@@ -13,7 +13,6 @@ use kit::wait::{WATCHDOG, wait_until};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use server::Server;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 use zerocopy::FromZeros;
 
 const BYTES: u64 = 16 << 20;

@@ -30,7 +30,11 @@ fn kills_under_load(flags: &str, sleep: bool) {
                 if !starts {
                     server.wait_for_line("an engine is attached", before + 1);
                 }
-                std::thread::sleep(Duration::from_micros(random.below(if starts { 20_000 } else { 100_000 })));
+                std::thread::sleep(Duration::from_micros(random.below(if starts {
+                    20_000
+                } else {
+                    100_000
+                })));
                 server.kill();
                 before = server.count("an engine is attached");
                 server.launch();

@@ -11,6 +11,7 @@ use ginnel_layout::vfio_user::{Access, Area, DeviceInfo, IrqInfo, pci as index};
 use ginnel_nvme::SetupError;
 use ginnel_shmem::Mapping;
 use ginnel_vfio_user::{Action, Errno, Irqs, Region, Request};
+use rustix::fs::fstat;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -173,7 +174,14 @@ impl Device {
             }
             index::CONFIG => {
                 self.config.write(access.offset, data);
-                self.follow_bus_master(link);
+                if self.registers.set_bus_master(self.config.is_bus_master()) {
+                    // A guest that switches it off relies on that nothing is written into its memory any more.
+                    if !self.config.is_bus_master() {
+                        let body = access.as_bytes().to_vec();
+                        return Answer::When(link.ask(Item::Control), body, "the end of requests in memory");
+                    }
+                    link.tell(Item::Control);
+                }
             }
             _ => {}
         }
@@ -190,12 +198,6 @@ impl Device {
                 suppressed,
                 "the guest waits for its disk, and no engine is there: start ginnel-volume without --holder"
             );
-        }
-    }
-
-    fn follow_bus_master(&mut self, link: &mut Link) {
-        if self.registers.set_bus_master(self.config.is_bus_master()) {
-            link.tell(Item::Control);
         }
     }
 
@@ -276,6 +278,11 @@ impl Device {
             (index::MSIX, Action::Trigger, Irqs::Eventfds(eventfds)) => {
                 let (start, count) = (start as usize, count as usize);
                 if start + count > self.vectors.len() {
+                    return Err(Errno::INVAL);
+                }
+                // An eventfd has no type of file. To close a socket, for one, could take for ever.
+                let is_eventfd = |fd: &OwnedFd| fstat(fd).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == 0);
+                if !eventfds.iter().all(is_eventfd) {
                     return Err(Errno::INVAL);
                 }
                 let vectors = match eventfds.is_empty() {

@@ -40,10 +40,12 @@ impl Attachment {
     pub fn new(config: &Config, turn: &Turn) -> Result<Self, Problem> {
         let path = config.attach_socket();
         let problem = |what: &dyn Display, fix: &str| Problem::new(path.display(), what, fix);
-        let failed = |what: &dyn Display| problem(
+        let failed = |what: &dyn Display| {
+            problem(
                 what,
                 "see the holder's log, and start this volume again; leave the holder running while its VM runs",
-            );
+            )
+        };
         let end = connect(&path).map_err(|error| {
             let fix = "start the holder first (ginnel-volume-holder@NAME, or `ginnel-volume --holder` with the same \
                        configuration), or use `ginnel volume serve`";

@@ -14,14 +14,15 @@
 //!
 //! If the guest's memory changes while queues run, they are stopped and started again. All that they need lies in the
 //! state, also the commands in flight. QEMU changes a range by removing it and adding another one, so queues whose memory
-//! is not there wait for the next range.
+//! is not there wait for the next range. A driver that takes its memory away for good waits for ever, as with any disk.
 //!
 //! If the driver breaks its queues, or a queue's memory has gone, the controller sets CSTS.CFS and does nothing more
 //! until it is reset (NVMe 1.4, section 9.5).
 
 use super::admin::{Admin, Change, Plan, Which, submissions};
+use super::bell::Bell;
 use super::memory::Memory;
-use super::{Volume, doorbells, dump, events, features};
+use super::{Stuck, Volume, doorbells, dump, events, features};
 use crate::attach::FromHolder;
 use crate::disk::Disk;
 use crate::worker::{Nvme, Requests, Start, ring};
@@ -33,6 +34,7 @@ use ginnel_layout::nvme_state::{
 use ginnel_nvme::identify::Properties;
 use ginnel_nvme::{CompletionRecord, QueueGroup, QueueSetup, State, SubmissionRecord, Ticket};
 use ginnel_shmem::Mapping;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tracing::{debug, error, info, warn};
@@ -75,6 +77,7 @@ pub struct Controller {
     entries: u16,
     memory: Memory,
     vectors: Vec<Option<Arc<OwnedFd>>>,
+    bell: Bell,
     /// Whether the queues are to run, as far as the registers say.
     runs: bool,
     /// The admin queues, while the queues run.
@@ -94,10 +97,6 @@ pub struct Wanted {
     acq: u64,
     bus_master: bool,
 }
-
-/// Why a controller cannot go on: a worker does not give a queue back.
-#[derive(Debug)]
-pub struct Stuck(pub String);
 
 /// Why queues cannot be started.
 #[derive(Debug)]
@@ -137,6 +136,7 @@ impl Controller {
             entries,
             memory: Memory::default(),
             vectors: vec![None; vectors.into()],
+            bell: Bell::new().map_err(|e| format!("no thread: {e}"))?,
             runs: false,
             admin: None,
             requests: events::Requests::default(),
@@ -161,7 +161,7 @@ impl Controller {
                 Ok(Some(id).filter(|id| *id != 0))
             }
             FromHolder::Vector { number, eventfd } => {
-                self.set_vector(number, eventfd.map(Arc::new), volume);
+                self.set_vector(number, eventfd.map(Arc::new), volume)?;
                 Ok(None)
             }
             // The caller follows the registers when it has handled all messages, and the attachment has seen to the others.
@@ -176,25 +176,20 @@ impl Controller {
         if !self.runs {
             return Ok(());
         }
-        match self.start_all(volume) {
-            Ok(()) => self.serve(volume),
-            Err(Unable::Memory(why)) => {
-                debug!("the queues wait for memory: {why}");
-                self.pause(volume)
-            }
-            Err(Unable::Broken(why)) => self.fail(&why, volume),
-        }
+        self.run(volume)
     }
 
-    fn set_vector(&mut self, number: u32, eventfd: Option<Arc<OwnedFd>>, volume: &mut dyn Volume) {
+    fn set_vector(&mut self, number: u32, eventfd: Option<Arc<OwnedFd>>, volume: &mut dyn Volume) -> Done {
         let Some(vector) = self.vectors.get_mut(number as usize) else {
-            return warn!("there is no interrupt vector {number}; there are {}", self.vectors.len());
+            warn!("there is no interrupt vector {number}; there are {}", self.vectors.len());
+            return Ok(());
         };
         // If the descriptor blocked, a VMM could stop its own volume.
         if let Some(eventfd) = &eventfd
             && let Err(error) = rustix::io::ioctl_fionbio(eventfd, true)
         {
-            return warn!("interrupt vector {number} is not an eventfd: {error}");
+            warn!("interrupt vector {number} is not an eventfd: {error}");
+            return Ok(());
         }
         vector.clone_from(&eventfd);
         for &queue in &self.running {
@@ -204,10 +199,9 @@ impl Controller {
             }
         }
         // An interrupt of the admin queue on the old descriptor may have been lost.
-        if number == 0
-            && let Some(eventfd) = &eventfd
-        {
-            ring(eventfd);
+        match &eventfd {
+            Some(eventfd) if number == 0 => self.bell.ring(eventfd),
+            _ => Ok(()),
         }
     }
 
@@ -303,8 +297,7 @@ impl Controller {
         self.stop_groups(false, volume)?;
         self.pause(volume)?;
         if let Err(why) = volume.sync() {
-            // There is no way to tell the driver.
-            error!("the driver shuts the controller down, and writes are not durable: {why}");
+            return self.fail(&format!("it cannot shut down, as writes are not durable: {why}"), volume);
         }
         self.set_csts(csts::RDY | csts::SHST_COMPLETE);
         info!("the controller is shut down");
@@ -328,12 +321,17 @@ impl Controller {
         self.fail("a queue is broken", volume)
     }
 
-    /// Starts the admin queue and all I/O queues. If one cannot be started, the controller has failed.
+    /// Starts the admin queue and all I/O queues, or waits for their memory. If one cannot be started, the controller has failed.
     fn run(&mut self, volume: &mut dyn Volume) -> Done {
-        if let Err(unable) = self.start_all(volume) {
-            return self.fail(&unable.why(), volume);
+        match self.start_all(volume) {
+            Ok(()) => self.serve(volume),
+            // It was there when the queues were created, so it is on its way.
+            Err(Unable::Memory(why)) => {
+                debug!("the queues wait for memory: {why}");
+                self.pause(volume)
+            }
+            Err(Unable::Broken(why)) => self.fail(&why, volume),
         }
-        self.serve(volume)
     }
 
     fn start_all(&mut self, volume: &mut dyn Volume) -> Result<(), Unable> {
@@ -361,12 +359,14 @@ impl Controller {
         kicks.sort_unstable();
         kicks.dedup();
         let mapped = self.state.constants().mapped;
-        let kicks = kicks.into_iter().filter(|_| !mapped).map(|queue| self.kicks[usize::from(queue)].clone());
+        // Queues of one thread may have the same kick, and it can wait for a descriptor only once.
+        let kick = |queue: u16| self.kicks[usize::from(queue)].try_clone().map(Arc::new);
+        let kicks = kicks.into_iter().filter(|_| !mapped).map(kick).collect::<io::Result<Vec<_>>>();
         let call = self.vectors.get(usize::from(record.vector)).filter(|_| record.interrupts);
         let start = Start {
             index: queue,
             memory: self.memory.whole().map_err(Unable::Broken)?,
-            kicks: kicks.collect(),
+            kicks: kicks.map_err(|e| Unable::Broken(format!("its eventfds: {e}")))?,
             call: call.cloned().flatten(),
             error: Some(self.broken.clone()),
             requests: Requests::Nvme(Nvme {
@@ -418,17 +418,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Looks at the admin queue, because the holder has seen its doorbell.
-    pub fn kicked(&mut self, volume: &mut dyn Volume) -> Done {
-        if self.runs && self.admin.is_none() {
-            return self
-                .fail("the driver uses the admin queue, and memory of its queues is not there", volume);
-        }
-        self.serve(volume)
-    }
-
-    /// Executes admin commands.
-    fn serve(&mut self, volume: &mut dyn Volume) -> Done {
+    /// Executes admin commands. Called when the holder has seen the admin queue's doorbell. While memory is missing, nothing is done.
+    pub fn serve(&mut self, volume: &mut dyn Volume) -> Done {
         for _ in 0..BATCH {
             let Some(admin) = &mut self.admin else { return Ok(()) };
             let (ticket, command) = match admin.take() {
@@ -454,7 +445,7 @@ impl Controller {
             Plan::Done(status, result) => (status, result),
             Plan::Wait => {
                 let Some(admin) = &mut self.admin else { return Ok(()) };
-                if self.requests.is_full() {
+                if self.requests.is_full(&self.state) {
                     (Status::ASYNC_EVENT_LIMIT.for_good(), 0)
                 } else {
                     admin.park(&ticket);
@@ -490,13 +481,16 @@ impl Controller {
             }
             Which::All | Which::AllDurable => self.stop_groups(true, volume)?,
         }
-        let mut done = self.admin_commands(volume).apply(change);
-        if which == Which::AllDurable && done.is_ok() {
-            done = volume.sync().map_err(|why| {
+        // Before the change is noted: a successor that finds it noted makes nothing durable. The queues are stopped, so nothing is
+        // written in between.
+        let durable = match which {
+            Which::AllDurable => volume.sync().map_err(|why| {
                 error!("the driver turns the write cache off, and writes are not durable: {why}");
                 Status::INTERNAL
-            });
-        }
+            }),
+            Which::All | Which::Group(_) => Ok(()),
+        };
+        let done = durable.and_then(|()| self.admin_commands(volume).apply(change));
         if let Err(unable) = self.start_groups(volume) {
             self.fail(&unable.why(), volume)?;
         }
@@ -542,7 +536,7 @@ impl Controller {
         if admin.publish()
             && let Some(Some(vector)) = self.vectors.first()
         {
-            ring(vector);
+            self.bell.ring(vector)?;
         }
         Ok(())
     }

@@ -19,9 +19,10 @@ const TOLD: u64 = 2;
 pub(super) struct Requests(Vec<Ticket>);
 
 impl Requests {
-    /// Returns whether a driver may have no more requests outstanding.
-    pub fn is_full(&self) -> bool {
-        self.0.len() >= ASYNC_EVENTS.into()
+    /// Returns whether a driver may have no more requests outstanding. In short queues, one slot is left for other commands.
+    pub fn is_full(&self, state: &State<Mapping>) -> bool {
+        let slots = usize::from(state.constants().slots);
+        self.0.len() >= usize::from(ASYNC_EVENTS).min(slots - 1)
     }
 
     pub fn len(&self) -> usize {

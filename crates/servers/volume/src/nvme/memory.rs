@@ -5,6 +5,7 @@ use crate::session::map_region;
 use ginnel_guest_memory::{Area, GuestMemory, Region};
 use ginnel_layout::vhost_user::MemoryRegion;
 use ginnel_shmem::Mapping;
+use rustix::fs::fstat;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ pub(super) struct Memory {
 struct Range {
     iova: u64,
     len: u64,
-    file: OwnedFd,
+    file: Arc<OwnedFd>,
     offset: u64,
     region: Region<Mapping>,
 }
@@ -42,6 +43,9 @@ impl Memory {
             // a ROM.
             return Ok(());
         }
+        if iova.checked_add(len).is_none() {
+            return Err(format!("the range at {iova:#x}, {len} bytes, ends at 2^64"));
+        }
         let at = self.ranges.partition_point(|range| range.iova < iova);
         let end = |range: &Range| range.iova.saturating_add(range.len);
         let overlaps = at.checked_sub(1).is_some_and(|before| end(&self.ranges[before]) > iova)
@@ -51,9 +55,19 @@ impl Memory {
         }
         // vhost-user's front ends have a second address for each region; here it is the same.
         let region = map_region(&MemoryRegion { guest: iova, size: len, user: iova, offset }, &file)?;
+        let file = self.one_of(file);
         self.ranges.insert(at, Range { iova, len, file, offset, region });
         self.whole = None;
         Ok(())
+    }
+
+    /// Returns the descriptor of another range with the same file, if there is one, so that many ranges need few descriptors.
+    fn one_of(&self, file: OwnedFd) -> Arc<OwnedFd> {
+        let identity = |file: &OwnedFd| fstat(file).map(|stat| (stat.st_dev, stat.st_ino)).ok();
+        let new = identity(&file);
+        // Both can be mapped for writing, since they were.
+        let same = self.ranges.iter().rev().find(|range| new.is_some() && identity(&range.file) == new);
+        same.map_or_else(|| Arc::new(file), |range| range.file.clone())
     }
 
     /// Removes a range. The queues that use it are stopped.

@@ -5,8 +5,8 @@ use crate::attach::{EngineEnd, FromHolder, Gone};
 use crate::disk::Disk;
 use crate::holder::pci::VENDOR;
 use crate::nvme::attachment::Attachment;
-use crate::nvme::controller::{Parts, Stuck};
-use crate::nvme::{Controller, Volume};
+use crate::nvme::controller::Parts;
+use crate::nvme::{Controller, Stuck, Volume};
 use crate::stats::Kind;
 use crate::worker::Event;
 use ginnel_nvme::identify::Properties;
@@ -53,8 +53,7 @@ impl Server {
             kicks,
             broken: broken.clone(),
         };
-        let mut controller =
-            Controller::new(parts).map_err(Failed::Config)?;
+        let mut controller = Controller::new(parts).map_err(Failed::Config)?;
         let mut workers = Workers(&self.shared);
         info!(pid, "attached to a holder");
         self.shared.front_end_info().holder = Some(pid);
@@ -103,7 +102,7 @@ impl Server {
             }
             if kicked {
                 clear(&admin);
-                controller.kicked(&mut workers)?;
+                controller.serve(&mut workers)?;
             }
             self.note_controller(&controller);
         }
