@@ -23,10 +23,16 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long a daemon that serves nobody yet waits for a name.
+/// How long a daemon that serves nobody yet waits for names, in all.
 const AT_START: Duration = Duration::from_secs(4);
-/// How long it waits while others wait for it.
+/// How long it waits while others wait for it, at most at a time.
 const MEANWHILE: Duration = Duration::from_secs(1);
+
+/// How much of that comes back while it serves, in percent of the time that passes.
+const REFILL: u32 = 10;
+
+/// An answer that comes so soon uses up no patience. It takes milliseconds, unless the machine is busy or somebody holds a lock.
+const AT_ONCE: Duration = Duration::from_millis(100);
 /// The longest packet: a path and some numbers, or the text of an error.
 const MAX_PACKET: usize = 16 << 10;
 /// How often a socket is made, if another namer is in the way.
@@ -124,7 +130,14 @@ pub struct Namer {
     asked: VecDeque<Work>,
     /// What was done and not asked for again.
     done: Vec<(Work, Answer)>,
+    /// How long it can be waited for at most.
     patience: Duration,
+    /// What is left of that. Whoever holds a lock for a short time again and again uses it up, too.
+    left: Duration,
+    /// How fast what was used comes back: this part of the time that passes.
+    refill: u32,
+    /// When some of it came back last.
+    refilled: Instant,
     /// The worker has not been in time, so nobody waits for it until it is.
     is_held_up: bool,
     command: fn() -> Command,
@@ -137,6 +150,9 @@ impl Default for Namer {
             asked: VecDeque::new(),
             done: Vec::new(),
             patience: AT_START,
+            left: AT_START,
+            refill: 0,
+            refilled: Instant::now(),
             is_held_up: false,
             command: || own_program(["namer"]),
         }
@@ -161,7 +177,8 @@ impl Drop for Worker {
 impl Namer {
     /// Notes that others are served from now on.
     pub fn serves(&mut self) {
-        self.patience = MEANWHILE;
+        (self.patience, self.left) = (MEANWHILE, MEANWHILE);
+        (self.refill, self.refilled) = (REFILL, Instant::now());
     }
 
     /// Makes sure that there is a folder. Only if the kernel does not have it at hand, this waits, and for a short time.
@@ -206,8 +223,29 @@ impl Namer {
     }
 
     fn ask(&mut self, work: &Work) -> Result<(bool, Option<OwnedFd>), Unnamed> {
-        let until = Instant::now() + if self.is_held_up { Duration::ZERO } else { self.patience };
-        let is_known = self.asked.contains(work) || self.done.iter().any(|(done, _)| done == work);
+        let begin = Instant::now();
+        let until = begin + self.time(begin);
+        let answer = self.ask_until(work, until);
+        let waited = begin.elapsed();
+        if waited > AT_ONCE {
+            self.left = self.left.saturating_sub(waited);
+        }
+        answer
+    }
+
+    /// Returns how long it can be waited for now.
+    fn time(&mut self, now: Instant) -> Duration {
+        let back = now.duration_since(std::mem::replace(&mut self.refilled, now)) * self.refill / 100;
+        self.left = self.patience.min(self.left + back);
+        if self.is_held_up { Duration::ZERO } else { self.left }
+    }
+
+    fn ask_until(&mut self, work: &Work, until: Instant) -> Result<(bool, Option<OwnedFd>), Unnamed> {
+        // What was asked for last with this name is what comes of it.
+        let is_known = match self.asked.iter().rev().find(|asked| asked.path() == work.path()) {
+            Some(last) => last == work,
+            None => self.done.iter().any(|(done, _)| done == work),
+        };
         if !is_known {
             self.asked.push_back(work.clone());
             if self.asked.len() == 1 {
@@ -366,6 +404,8 @@ mod tests {
     fn namer() -> Namer {
         Namer {
             patience: Duration::from_millis(50),
+            left: Duration::from_millis(50),
+            refill: 100,
             command: || kit::program::command(worker),
             ..Namer::default()
         }
@@ -416,6 +456,45 @@ mod tests {
         patiently(|| namer.remove(&path)).unwrap();
         patiently(|| namer.remove(&path)).unwrap();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_is_asked_for_last_is_what_comes_of_a_name() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (mut namer, path) = (namer(), dir.path().join("socket"));
+        let new = socket(&path, 0o600);
+        patiently(|| namer.file(&dir.path().join("file"))).unwrap();
+        signal(&namer, Signal::STOP);
+        for _ in 0..2 {
+            assert!(matches!(namer.remove(&path), Err(Unnamed::Held)));
+            assert!(matches!(namer.socket(&new), Err(Unnamed::Held)));
+        }
+        assert!(matches!(namer.remove(&path), Err(Unnamed::Held)));
+        signal(&namer, Signal::CONT);
+        patiently(|| namer.remove(&path)).unwrap();
+        assert!(!path.exists());
+
+        signal(&namer, Signal::STOP);
+        assert!(matches!(namer.socket(&new), Err(Unnamed::Held)));
+        assert!(matches!(namer.remove(&path), Err(Unnamed::Held)));
+        signal(&namer, Signal::CONT);
+        let listener = patiently(|| namer.socket(&new)).unwrap();
+        let _connection = packet::connect_to(&path).unwrap();
+        assert!(packet::accept(listener.as_fd()).unwrap().is_some());
+    }
+
+    #[test]
+    fn patience_is_used_up_by_many_short_holds() {
+        let mut namer = Namer { left: Duration::from_secs(3), ..Namer::default() };
+        let begin = namer.refilled;
+        assert_eq!(namer.time(begin + Duration::from_secs(60)), Duration::from_secs(3), "not at the start");
+        namer.serves();
+        let begin = namer.refilled;
+        namer.left = Duration::ZERO;
+        assert_eq!(namer.time(begin + Duration::from_secs(1)), Duration::from_millis(100));
+        assert_eq!(namer.time(begin + Duration::from_secs(60)), MEANWHILE);
+        namer.is_held_up = true;
+        assert_eq!(namer.time(begin + Duration::from_secs(90)), Duration::ZERO);
     }
 
     #[test]
