@@ -6,12 +6,12 @@
 //! killed at any instruction: all that its successor must know lies in the *state*, a file in memory that the holder
 //! keeps.
 //!
-//! - [`controller`] follows the registers: it enables, resets and shuts down the controller, and stops the queues while
+//! - `controller` follows the registers: it enables, resets and shuts down the controller, and stops the queues while
 //!   the guest's memory changes.
-//! - [`admin`] executes the commands of the admin queue, on the main thread, since some of them wait for the workers.
-//! - [`features`] and [`events`] are what these commands set and wait for.
-//! - [`doorbells`] knows where the driver stores its tails and heads.
-//! - [`memory`] is the guest's memory.
+//! - `admin` executes the commands of the admin queue, on the main thread, since some of them wait for the workers.
+//! - `features` and `events` are what these commands set and wait for.
+//! - `doorbells` knows where the driver stores its tails and heads.
+//! - `memory` is the guest's memory.
 //!
 //! The workers serve the I/O queues (`worker/`), and [`crate::device::nvme`] knows the commands in them.
 
