@@ -19,7 +19,7 @@ fn turn(group: &mut QueueGroup<Mapping>, guest: &GuestMemory<Mapping>, rig: &Rig
         let status = match prp::buffers(guest, command.prp1, command.prp2, len, 40, &mut buffers) {
             Ok(()) => {
                 let found: u64 = buffers.iter().map(|buffer| u64::from(buffer.len)).sum();
-                assert!(found == len.into() && buffers.len() <= 40);
+                assert!(found == u64::from(len) && buffers.len() <= 40);
                 let written = guest.write(&buffers, u64::from(len).saturating_sub(1), &[1, 2]);
                 assert_eq!(written, 1.min(len as usize));
                 Status::SUCCESS
