@@ -18,6 +18,13 @@ pub struct Area<M> {
 /// Access to the words of an area, by their offset in it. As in [`SharedMemory`], an offset that is outside or misaligned
 /// panics; the queues check sizes and alignment when they are made, and mask or check every index.
 impl<M: SharedMemory> Area<M> {
+    /// Returns whether the area lies inside its memory, begins at a multiple of `align`, and has the `needed` bytes. Whoever gets an area
+    /// for a queue checks this first.
+    pub fn fits(&self, needed: usize, align: usize) -> bool {
+        let inside = self.at.checked_add(self.len).is_some_and(|end| end <= self.memory.len());
+        inside && self.len >= needed && self.at.is_multiple_of(align)
+    }
+
     /// Prefetches the cache line at an offset (see [`SharedMemory::prefetch`]).
     #[inline]
     pub fn prefetch(&self, offset: usize) {

@@ -7,6 +7,7 @@
 //! in the range from the old value to the new one, without the new one.
 
 use crate::error::SetupError;
+use crate::ring::check;
 use ginnel_guest_memory::Area;
 use ginnel_shmem::SharedMemory;
 
@@ -27,11 +28,7 @@ struct Word<M> {
 
 impl<M: SharedMemory> Word<M> {
     fn new(name: &'static str, area: &Area<M>) -> Result<Self, SetupError> {
-        let inside = area.at.checked_add(4).is_some_and(|end| end <= area.memory.len());
-        if !inside || area.len < 4 || !area.at.is_multiple_of(4) {
-            let (address, len) = (area.guest, area.len);
-            return Err(SetupError::Area { area: name, address, len, align: 4, needed: 4 });
-        }
+        check(name, area, 4, 4)?;
         Ok(Self { memory: area.memory.clone(), at: area.at })
     }
 

@@ -180,8 +180,7 @@ pub(crate) fn check_area<M: SharedMemory>(
     needed: usize,
     align: usize,
 ) -> Result<(), SetupError> {
-    let inside = area.at.checked_add(area.len).is_some_and(|end| end <= area.memory.len());
-    if !inside || area.len < needed || !area.at.is_multiple_of(align) {
+    if !area.fits(needed, align) {
         let (address, len) = (area.guest, area.len);
         return Err(SetupError::Area { area: name, address, len, align, needed });
     }

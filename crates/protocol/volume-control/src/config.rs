@@ -9,7 +9,7 @@ use crate::{Limits, VolumePaths};
 pub use disk::{Disk, DiskSpec};
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem, check_socket_path, from_toml};
 pub use kinds::{BackendKind, Device, Direct, Lock, OnError, SandboxMode, Wait};
-pub use nvme::{NVME_QUEUE_SIZE_MAX, NVME_QUEUES_MAX, NVME_SEGMENTS_MIN};
+pub use nvme::{NVME_QUEUE_SIZE_MAX, NVME_QUEUES_MAX, NVME_SEGMENTS_MIN, attach_socket};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

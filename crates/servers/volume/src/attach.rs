@@ -24,19 +24,12 @@ use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Returns the path of the socket at which a holder waits for engines: `<socket>.engine`.
-pub fn path(socket: &Path) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(".engine");
-    path.into()
-}
-
-/// Listens at the holder's path (see [`path`]), replacing a socket that a dead holder has left. Only this process's user, or `owner`, and
-/// root can connect. The socket does not block. Blocks for as long as a holder that is there does not accept.
+/// Listens at the holder's path (`SOCKET.engine`), replacing a socket that a dead holder has left. Only this process's user, or `owner`,
+/// and root can connect. The socket does not block. Blocks for as long as a holder that is there does not accept.
 pub fn listen(path: &Path, owner: Option<(Uid, Gid)>) -> Result<OwnedFd, Problem> {
     let problem =
         |what: String| Problem::new(path.display(), what, "choose a socket in a folder that can be written");
@@ -256,7 +249,7 @@ pub enum Sent {
 pub struct EngineEnd(OwnedFd);
 
 impl EngineEnd {
-    /// Connects to the holder at this path (see [`path`]). Blocks while the holder's list of waiting engines is full.
+    /// Connects to the holder at this path (`SOCKET.engine`). Blocks while the holder's list of waiting engines is full.
     ///
     /// # Errors
     ///

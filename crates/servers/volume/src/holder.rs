@@ -10,7 +10,6 @@
 //!  link       the connection to the engine, and what it has not answered yet
 //!  registers, pci, ranges   the parts of the device
 //!  door       those who have connected, and have not negotiated yet
-//!  hush       keeps a guest from filling the log
 //! ```
 //!
 //! One QEMU and one engine are served at a time. When QEMU has gone, the next one is accepted as soon as nobody uses the memory of the
@@ -18,7 +17,6 @@
 
 pub mod device;
 mod door;
-mod hush;
 pub mod link;
 pub mod pci;
 pub mod ranges;
@@ -98,6 +96,8 @@ pub struct Holder {
     /// The number that the link settles when nobody uses the memory of the last client any more.
     leaving: Option<(u64, Instant)>,
     door: Door,
+    /// Nobody is accepted before.
+    rests_until: Option<Instant>,
     /// The answer to a client that says its version.
     version: Vec<u8>,
 }
@@ -137,7 +137,7 @@ impl Holder {
         let link = Link::new(terms, Files { state, doorbells: Arc::new(doorbells) });
         let version = Limits { fds: MAX_FDS, data: MAX_DATA, maps: MAX_RANGES }.version();
         let (waiting, door) = (VecDeque::new(), Door::default());
-        Ok(Self { device, link, client: None, waiting, leaving: None, door, version })
+        Ok(Self { device, link, client: None, waiting, leaving: None, door, rests_until: None, version })
     }
 
     /// Serves QEMU and engines until it must end.
@@ -160,7 +160,8 @@ impl Holder {
                 self.link.hear();
             }
             if ready.engines {
-                self.link.accept(sockets.engines, now);
+                let accepted = self.link.accept(sockets.engines, now);
+                self.rest_after(accepted, now);
             }
             if self.link.hear_newcomer(now) {
                 self.device.introduce(&mut self.link);
@@ -176,7 +177,8 @@ impl Holder {
             }
             // Behind the look at the last client, whose end may be there to be read.
             if ready.clients {
-                self.door.accept(sockets.clients, now);
+                let accepted = self.door.accept(sockets.clients, now);
+                self.rest_after(accepted, now);
             }
             self.greet(now);
             self.settle(now);
@@ -196,11 +198,20 @@ impl Holder {
         }
     }
 
+    /// Accepts nobody for a while if the process is out of descriptors or memory: whoever has connected is still there.
+    fn rest_after(&mut self, accepted: io::Result<()>, now: Instant) {
+        if accepted.is_err() {
+            self.rests_until = Some(now + TICK);
+        }
+    }
+
     /// Waits until something can be done.
     fn wait(&self, sockets: Sockets<'_>) -> Result<Ready, Failed> {
         // A second newcomer waits in the queue of the listener, and so does a VM while the last one leaves.
-        let engines = self.link.newcomer_fd().is_none().then_some(sockets.engines);
-        let clients = (self.leaving.is_none() && self.door.has_room()).then_some(sockets.clients.as_fd());
+        let accepts = self.rests_until.is_none_or(|then| Instant::now() >= then);
+        let engines = (accepts && self.link.newcomer_fd().is_none()).then_some(sockets.engines);
+        let clients = accepts && self.leaving.is_none() && self.door.has_room();
+        let clients = clients.then_some(sockets.clients.as_fd());
         let client = self.client.as_ref().map(|client| client.server.as_fd());
         let receives =
             self.client.as_ref().is_some_and(|client| client.server.is_receiving()) && self.has_room();

@@ -11,10 +11,9 @@
 //!  backend   stores the data: in a file or block device, in memory, or nowhere
 //!  ownership locks the images while the VM runs here
 //!  turn      makes the processes of one volume run one after another
-//!  attach    the connection between the two processes of an NVMe volume
-//!  start_holder  starts the holder of an nvme volume where no unit does so
-//!  holder    the process of an NVMe volume that has QEMU's connection
+//!  holder    the process of an NVMe volume that has QEMU's connection; start_holder starts it where no unit does
 //!  nvme      the engine of an NVMe volume: the controller behind a holder
+//!  attach    the connection between the two
 //! ```
 //!
 //! One worker owns each queue, from the moment at which the front end starts the queue until it stops it. The session
@@ -27,6 +26,7 @@ pub mod device;
 pub mod disk;
 pub mod flags;
 pub mod holder;
+mod hush;
 pub mod limit;
 pub mod lock;
 pub mod nvme;

@@ -18,7 +18,7 @@ use ginnel_volume_control::VolumePaths;
 use ginnel_volume_control::config::{Config, Device};
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -141,8 +141,10 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     let served = |socket: &Path| !is_attached && sockets::is_served(socket);
     let turn = Turn::take(&config.socket, LOCK_TIMEOUT_AFTER_KILL, served)?;
 
-    let front_ends = if is_attached { None } else { Some(sockets::bind(&config.socket, front_ends)?) };
-    let attachment = is_attached.then(|| Attachment::new(&config, &turn)).transpose()?;
+    let front = match is_attached {
+        true => Front::Holder(Attachment::new(&config, &turn)?),
+        false => Front::Listener(sockets::bind(&config.socket, front_ends)?),
+    };
     let operators = sockets::bind(&config.control, operators)?;
     let notify = Notify::from_environment();
     let stop = stop_signals()?;
@@ -169,21 +171,34 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     info!(volume = name, socket = %socket.display(), sandbox = held.word(), "serving");
     notify.ready();
     let signals = Signals { stop: stop.as_fd(), hangup: &hangup };
-    let result = match (&front_ends, attachment) {
-        (Some(front_ends), _) => server.run(front_ends, signals),
-        (None, Some(attachment)) => server.run_attached(attachment, signals),
-        (None, None) => Ok(()),
+    let result = match front {
+        Front::Listener(front_ends) => {
+            let result = server.run(&front_ends, signals);
+            notify.stopping();
+            sockets::unbind(&socket);
+            result
+        }
+        // The socket is the holder's.
+        Front::Holder(attachment) => {
+            let result = server.run_attached(attachment, signals);
+            notify.stopping();
+            result
+        }
     };
-    notify.stopping();
-    if front_ends.is_some() {
-        sockets::unbind(&socket);
-    }
     sockets::unbind(&operators_socket);
     // After an error, requests may still be under way, so the turn is not given up.
     if result.is_ok() {
         turn.end();
     }
     Ok(result?)
+}
+
+/// Where a volume gets its VM from.
+enum Front {
+    /// The socket for QEMU.
+    Listener(UnixListener),
+    /// The holder of an NVMe volume.
+    Holder(Attachment),
 }
 
 /// Returns what nobody can mean.

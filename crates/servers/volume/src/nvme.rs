@@ -26,7 +26,6 @@ mod features;
 mod memory;
 
 use crate::session::Queues;
-pub use controller::Controller;
 use ginnel_nvme::log::Health;
 
 /// Why a controller cannot go on: a worker does not give a queue back, or the VMM holds an interrupt up.

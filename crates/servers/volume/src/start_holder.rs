@@ -4,15 +4,15 @@
 //! neither QEMU nor an engine is there. The units start it themselves: a holder that an engine's unit had started would end with
 //! that unit.
 
+use crate::attach::EngineEnd;
 use ginnel_config::Problem;
 use ginnel_volume_control::config::Config;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{io, thread};
 
 /// How long a new holder may take until engines can attach. It opens no disk.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -68,17 +68,13 @@ fn of_the_holder(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Ite
 
 /// Returns whether a holder listens. It sees an engine that says nothing and goes.
 fn is_served(path: &Path) -> bool {
-    let try_it = || -> io::Result<()> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        Ok(connect(&socket, &SocketAddrUnix::new(path)?)?)
-    };
-    try_it().is_ok()
+    EngineEnd::connect(path).is_ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{bind, listen};
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
     #[test]
     fn a_holder_has_the_arguments_of_its_engine() {

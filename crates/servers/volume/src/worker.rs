@@ -21,6 +21,7 @@ mod source;
 use crate::backend::{Failure, Op, Stores};
 use crate::device::Begin;
 use crate::disk::Disk;
+use crate::hush::Hush;
 use crate::limit::{Limiter, NotBefore};
 use crate::stats::{Counters, Kind, ThreadCounters};
 pub use barrier::Barrier;
@@ -52,9 +53,6 @@ const COPY_LIMIT: u64 = 4 << 20;
 /// How long memory stays pinned after the last queue has stopped. A change that concerns all queues stops them only for
 /// a moment.
 const PINNED: Duration = Duration::from_millis(500);
-
-/// How long no further failure of a disk is logged after one was.
-const QUIET: Duration = Duration::from_secs(10);
 
 /// The parts of which a worker is made.
 pub struct Plan {
@@ -107,7 +105,7 @@ struct Worker<S: Source> {
     /// For each disk, whether requests that it fails wait for an operator.
     holds: Vec<bool>,
     on_hold: OnHold,
-    complaints: Vec<Complaint>,
+    complaints: Vec<Hush>,
     /// Whether an event was lost while the event queue does not run. The next event reports that.
     missed: bool,
     /// Whether the guest's memory is to be pinned.
@@ -119,12 +117,6 @@ struct Worker<S: Source> {
     ended: u64,
 }
 
-#[derive(Clone, Default)]
-struct Complaint {
-    last: Option<Instant>,
-    since: u64,
-}
-
 impl<S: Source> Worker<S> {
     /// `device` is that of `plan`.
     fn new(device: S::Device, plan: Plan, inbox: Inbox) -> io::Result<Self> {
@@ -132,7 +124,7 @@ impl<S: Source> Worker<S> {
         let sleep = Sleep::new(inbox.fd(), plan.stores.fd())?;
         let disks = S::disks(&device);
         Ok(Self {
-            complaints: vec![Complaint::default(); disks.len()],
+            complaints: vec![Hush::default(); disks.len()],
             holds: disks.iter().map(|disk| disk.holds_errors).collect(),
             device,
             disks,
@@ -469,17 +461,13 @@ impl<S: Source> Worker<S> {
     #[cold]
     fn complain(&mut self, disk: u16, what: &str, at: u64, bytes: u64, failure: Failure) {
         let Some(complaint) = self.complaints.get_mut(usize::from(disk)) else { return };
-        complaint.since += 1;
-        if complaint.last.is_none_or(|last| last.elapsed() > QUIET) {
-            let before = complaint.since - 1;
-            let more = if before > 0 {
-                format!(", after {before} other failures since the last message")
-            } else {
-                String::new()
-            };
-            warn!("disk {disk}: {what} of {bytes} bytes at {at} failed: {failure}{more}");
-            *complaint = Complaint { last: Some(Instant::now()), since: 0 };
-        }
+        let Some(before) = complaint.allows(Instant::now()) else { return };
+        let more = if before > 0 {
+            format!(", after {before} other failures since the last message")
+        } else {
+            String::new()
+        };
+        warn!("disk {disk}: {what} of {bytes} bytes at {at} failed: {failure}{more}");
     }
 
     #[inline]

@@ -417,3 +417,21 @@ fn only_one_holder_runs() {
         holding::refuses(&["x", "--socket", "/tmp/x.sock", "--backend", "ram", "--size", "1M", "--holder"]);
     assert!(said.contains("--holder: a volume with device = \"blk\" has no holder"), "{said}");
 }
+
+#[test]
+fn one_without_descriptors_rests_and_goes_on() {
+    let holder = Holder::start("--queues 1");
+    let client = holder.connect();
+    holder.limit_descriptors(true);
+    let waits = Engine::connect(&holder.socket()).unwrap();
+    holder.wait_for_line("an engine cannot be accepted", 1);
+    // It does not try all the time. (One that did would use a whole processor, if it got one.)
+    let before = holder.processor_time();
+    std::thread::sleep(Duration::from_secs(1));
+    let used = holder.processor_time() - before;
+    assert!(used < 20, "{used} hundredths of a second");
+    holder.limit_descriptors(false);
+    drop(waits);
+    drop(holder.attach(1));
+    drop(client);
+}

@@ -17,8 +17,8 @@ pub const NVME_SEGMENTS_MIN: u32 = 3;
 /// The number of segments of an `nvme` volume without the key: those of a transfer of 512 KiB at any address.
 pub(super) const NVME_SEGMENTS: u32 = 129;
 
-/// Returns the path at which the engine of an `nvme` volume attaches to its holder.
-pub(super) fn attach_socket(socket: &Path) -> PathBuf {
+/// Returns the path at which the engine of an `nvme` volume attaches to its holder, from that of the socket for QEMU: `SOCKET.engine`.
+pub fn attach_socket(socket: &Path) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(".engine");
     path.into()

@@ -9,12 +9,10 @@ use crate::backend::{Failure, Op};
 use crate::disk::Disk;
 use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_layout::nvme::{ALL_NAMESPACES, Command, Opcode, PAGE, Range, Status};
+use ginnel_nvme::identify::NSID;
 use ginnel_nvme::prp;
 use ginnel_shmem::Mapping;
 use std::sync::Arc;
-
-/// The number of the namespace.
-pub const NAMESPACE: u32 = 1;
 
 /// The longest part of a range that is deallocated at once: 1 GiB, so that no operation delays the stop of a queue for
 /// long. A range may have 16 TiB.
@@ -218,18 +216,18 @@ impl Namespace {
                 Plan::Transfer { op: Op::Write { at, through: through() }, bytes }
             }
             Opcode::FLUSH => {
-                check(command, command.nsid == NAMESPACE || command.nsid == ALL_NAMESPACES)?;
+                check(command, command.nsid == NSID || command.nsid == ALL_NAMESPACES)?;
                 Plan::Op(Op::Flush)
             }
             Opcode::WRITE_ZEROES if self.discard => {
-                check(command, command.nsid == NAMESPACE)?;
+                check(command, command.nsid == NSID)?;
                 let (at, len) = self.inside(command.slba(), command.blocks())?;
                 self.writable()?;
                 let unmap = command.cdw12 & Command::DEAC != 0;
                 Plan::Op(Op::WriteZeroes { at, len, unmap, through: through() })
             }
             Opcode::DATASET_MANAGEMENT if self.discard => {
-                check(command, command.nsid == NAMESPACE)?;
+                check(command, command.nsid == NSID)?;
                 if command.cdw11 & Command::AD == 0 {
                     // Hints about future access.
                     return Ok(Plan::Nothing);
@@ -245,7 +243,7 @@ impl Namespace {
     /// Returns the range on the disk of a command with data, in bytes.
     #[inline]
     fn transfer(&self, command: &Command) -> Result<(u64, u64), Status> {
-        check(command, command.nsid == NAMESPACE)?;
+        check(command, command.nsid == NSID)?;
         let (at, len) = self.inside(command.slba(), command.blocks())?;
         if len > self.max_transfer {
             return Err(Status::INVALID_FIELD);

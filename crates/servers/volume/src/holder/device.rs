@@ -2,11 +2,11 @@
 //! the engine.
 
 use crate::attach::Range;
-use crate::holder::hush::Hush;
 use crate::holder::link::{Item, Link};
 use crate::holder::pci::{self, ConfigSpace, MSIX_BAR, PENDING_BAR, TABLE_BAR};
 use crate::holder::ranges::{MAX_RANGES, Ranges};
 use crate::holder::registers::{Registers, Shape};
+use crate::hush::Hush;
 use ginnel_layout::vfio_user::{Access, Area, DeviceInfo, IrqInfo, pci as index};
 use ginnel_nvme::SetupError;
 use ginnel_shmem::Mapping;

@@ -3,7 +3,7 @@
 //! Whoever wants to know whether the socket is served connects and goes away. Such a stranger must neither be taken for a VM nor keep
 //! one out that connects at the same time, so the first one who negotiates has the device.
 
-use crate::holder::hush::Hush;
+use crate::hush::Hush;
 use ginnel_layout::vfio_user::Command;
 use ginnel_vfio_user::{Gone, Request, Server};
 use rustix::net::sockopt::socket_peercred;
@@ -52,20 +52,24 @@ impl Door {
         self.strangers.iter().map(|(client, _)| client.server.as_fd())
     }
 
-    /// Accepts a stranger, if one has connected.
-    pub fn accept(&mut self, listener: &UnixListener, now: Instant) {
+    /// Accepts a stranger, if one has connected. An error has been logged.
+    pub fn accept(&mut self, listener: &UnixListener, now: Instant) -> io::Result<()> {
         let server = match listener.accept() {
             Ok((stream, _)) => Server::new(stream),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) => Err(error),
         };
         match server {
-            Ok(server) => self.add(server, now),
+            Ok(server) => {
+                self.add(server, now);
+                Ok(())
+            }
             // The process is out of descriptors or memory.
             Err(error) => {
                 if let Some(suppressed) = self.strange.allows(now) {
                     warn!(suppressed, "a client cannot be accepted: {error}");
                 }
+                Err(error)
             }
         }
     }

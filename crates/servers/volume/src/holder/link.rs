@@ -10,10 +10,12 @@
 //! its first answer settles whatever its predecessor left unanswered.
 
 use crate::attach::{FromEngine, Gone, HolderEnd, Range, Sent, Terms, ToEngine};
+use crate::hush::Hush;
 use ginnel_layout::nvme_attach::{Reason, VERSION};
 use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, flock};
 use rustix::net::sockopt::socket_peercred;
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,6 +58,7 @@ pub struct Link {
     terms: Terms,
     files: Files,
     newcomer: Option<Newcomer>,
+    unaccepted: Hush,
     engine: Option<Engine>,
     /// The lock of the last engine that was attached.
     turn: Option<OwnedFd>,
@@ -89,7 +92,16 @@ struct Engine {
 impl Link {
     /// Returns a link without an engine.
     pub fn new(terms: Terms, files: Files) -> Self {
-        Self { terms, files, newcomer: None, engine: None, turn: None, asked: 0, settled: 0 }
+        Self {
+            terms,
+            files,
+            newcomer: None,
+            unaccepted: Hush::default(),
+            engine: None,
+            turn: None,
+            asked: 0,
+            settled: 0,
+        }
     }
 
     /// Returns the file with the doorbells.
@@ -188,13 +200,21 @@ impl Link {
         }
     }
 
-    /// Accepts whoever connects. One newcomer at a time; another one waits until this one has said hello or has gone.
-    pub fn accept(&mut self, listener: BorrowedFd<'_>, now: Instant) {
+    /// Accepts whoever connects. One newcomer at a time; another one waits until this one has said hello or has gone. An error has
+    /// been logged.
+    pub fn accept(&mut self, listener: BorrowedFd<'_>, now: Instant) -> io::Result<()> {
         match HolderEnd::accept(listener) {
             Ok(Some(end)) => self.newcomer = Some(Newcomer { end, since: now }),
             Ok(None) => {}
-            Err(error) => warn!("an engine cannot be accepted: {error}"),
+            // The process is out of descriptors or memory.
+            Err(error) => {
+                if let Some(suppressed) = self.unaccepted.allows(now) {
+                    warn!(suppressed, "an engine cannot be accepted: {error}");
+                }
+                return Err(error);
+            }
         }
+        Ok(())
     }
 
     /// Reads what the newcomer says. Returns true if it is attached now: then it must be told everything, from the beginning.

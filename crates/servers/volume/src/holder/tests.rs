@@ -36,7 +36,7 @@ impl Stage {
 
     fn connect(&mut self) -> EngineEnd {
         let engine = EngineEnd::connect(&self.folder.path().join("engine")).unwrap();
-        self.holder.link.accept(self.listener.as_fd(), self.now);
+        self.holder.link.accept(self.listener.as_fd(), self.now).unwrap();
         engine
     }
 

@@ -8,20 +8,19 @@
 //! already, and one that it was to delete has been deleted.
 
 use super::doorbells::{self, Pair};
-use super::events;
 use super::features::{self, Facts, Set, Word};
 use super::memory::Memory;
+use super::{Volume, events};
 use crate::disk::Disk;
 use ginnel_layout::nvme::log::Page;
 use ginnel_layout::nvme::{COMMAND, COMPLETION, Command, Opcode, Status};
 use ginnel_layout::nvme_state::{DBBUF_EVENTS, DBBUF_SHADOW};
 use ginnel_nvme::identify::{self, Properties};
-use ginnel_nvme::log::{self, Health};
-use ginnel_nvme::{CompletionRecord, State, SubmissionRecord, prp};
+use ginnel_nvme::{CompletionRecord, State, SubmissionRecord, log, prp};
 use ginnel_shmem::Mapping;
 
-/// The size of a page of the guest's memory, and of a shadow page of doorbells.
-pub(super) const PAGE: usize = 4096;
+/// The size of a page of shadow doorbells.
+const PAGE: usize = ginnel_layout::nvme::PAGE as usize;
 
 /// The largest number of pieces of an answer: two pages, each of which may lie in two ranges.
 const PIECES: usize = 4;
@@ -66,7 +65,7 @@ pub(super) struct Admin<'a> {
     pub disk: &'a Disk,
     pub properties: &'a Properties,
     pub memory: &'a mut Memory,
-    pub health: Health,
+    pub volume: &'a dyn Volume,
     /// The largest number of entries of an I/O queue.
     pub entries: u16,
     pub vectors: u16,
@@ -195,7 +194,7 @@ impl Admin<'_> {
 
     fn log(&mut self, command: &Command) -> Done {
         let changed = events::is_changed(self.state);
-        let page = log::answer(self.properties, &self.health, changed, command)?;
+        let page = log::answer(self.properties, &self.volume.health(), changed, command)?;
         let done = self.answer(command, &page);
         if done.is_ok()
             && Page(command.cdw10 as u8) == Page::CHANGED_NAMESPACES

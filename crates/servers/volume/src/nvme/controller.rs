@@ -25,6 +25,7 @@ use super::memory::Memory;
 use super::{Stuck, Volume, doorbells, dump, events, features};
 use crate::attach::FromHolder;
 use crate::disk::Disk;
+use crate::hush::Hush;
 use crate::worker::{Nvme, Requests, Start, ring};
 use ginnel_layout::nvme::event::NAMESPACE_CHANGED;
 use ginnel_layout::nvme::{Aqa, COMMAND, COMPLETION, Command, Status, cc, csts};
@@ -37,7 +38,8 @@ use ginnel_shmem::Mapping;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use tracing::{debug, error, info, warn};
+use std::time::Instant;
+use tracing::{debug, error, warn};
 use zerocopy::FromZeros;
 
 /// The number that the admin queues have as their creator: no command created them.
@@ -85,6 +87,7 @@ pub struct Controller {
     requests: events::Requests,
     /// The completion queues that workers serve.
     running: Vec<u16>,
+    failures: Hush,
 }
 
 /// The words that the holder writes, as they were at one moment.
@@ -141,6 +144,7 @@ impl Controller {
             admin: None,
             requests: events::Requests::default(),
             running: Vec::new(),
+            failures: Hush::default(),
         })
     }
 
@@ -264,7 +268,7 @@ impl Controller {
         self.disk.turn_cache(true);
         self.set_csts(0);
         self.state.store(DONE_GENERATION, generation);
-        info!("the controller is reset");
+        debug!("the controller is reset");
         Ok(())
     }
 
@@ -287,7 +291,7 @@ impl Controller {
         self.state.create_completion(0, &completions, &pair.completion).map_err(|e| format!("AQA: {e}"))?;
         self.state.create_submission(0, &submissions, &pair.submission).map_err(|e| format!("AQA: {e}"))?;
         features::reset(&self.state);
-        info!(submission, completion, "the controller is enabled");
+        debug!(submission, completion, "the controller is enabled");
         Ok(())
     }
 
@@ -300,14 +304,17 @@ impl Controller {
             return self.fail(&format!("it cannot shut down, as writes are not durable: {why}"), volume);
         }
         self.set_csts(csts::RDY | csts::SHST_COMPLETE);
-        info!("the controller is shut down");
+        debug!("the controller is shut down");
         Ok(())
     }
 
     /// Stops everything until a reset, because the driver or its memory is broken.
     #[cold]
     fn fail(&mut self, why: &str, volume: &mut dyn Volume) -> Done {
-        error!("the controller has failed, and its driver must reset it: {why}");
+        // The guest can reset the controller and break it again as fast as it likes.
+        if let Some(suppressed) = self.failures.allows(Instant::now()) {
+            error!(suppressed, "the controller has failed, and its driver must reset it: {why}");
+        }
         self.set_csts(self.csts() | csts::CFS);
         self.runs = false;
         self.pause(volume)
@@ -497,14 +504,14 @@ impl Controller {
         Ok(done)
     }
 
-    fn admin_commands(&mut self, volume: &dyn Volume) -> Admin<'_> {
+    fn admin_commands<'a>(&'a mut self, volume: &'a dyn Volume) -> Admin<'a> {
         Admin {
             state: &self.state,
             doorbells: &self.doorbells,
             disk: &self.disk,
             properties: &self.properties,
             memory: &mut self.memory,
-            health: volume.health(),
+            volume,
             entries: self.entries,
             vectors: self.vectors.len() as u16,
         }

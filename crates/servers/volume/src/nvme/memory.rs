@@ -3,14 +3,12 @@
 use crate::attach;
 use crate::session::map_region;
 use ginnel_guest_memory::{Area, GuestMemory, Region};
+use ginnel_layout::nvme::PAGE;
 use ginnel_layout::vhost_user::MemoryRegion;
 use ginnel_shmem::Mapping;
 use rustix::fs::fstat;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-
-/// The alignment of a part of a file that can be mapped.
-const PAGE: u64 = 4096;
 
 /// All ranges that are mapped at present.
 #[derive(Default)]
@@ -25,6 +23,8 @@ struct Range {
     iova: u64,
     len: u64,
     file: Arc<OwnedFd>,
+    /// Device and inode of the file.
+    identity: (u64, u64),
     offset: u64,
     region: Region<Mapping>,
 }
@@ -55,19 +55,14 @@ impl Memory {
         }
         // vhost-user's front ends have a second address for each region; here it is the same.
         let region = map_region(&MemoryRegion { guest: iova, size: len, user: iova, offset }, &file)?;
-        let file = self.one_of(file);
-        self.ranges.insert(at, Range { iova, len, file, offset, region });
+        let identity = fstat(&file).map_err(|e| e.to_string())?;
+        let identity = (identity.st_dev, identity.st_ino);
+        // Many ranges need few descriptors. All of them can be mapped for writing, since they were.
+        let same = self.ranges.iter().rev().find(|range| range.identity == identity);
+        let file = same.map_or_else(|| Arc::new(file), |range| range.file.clone());
+        self.ranges.insert(at, Range { iova, len, file, identity, offset, region });
         self.whole = None;
         Ok(())
-    }
-
-    /// Returns the descriptor of another range with the same file, if there is one, so that many ranges need few descriptors.
-    fn one_of(&self, file: OwnedFd) -> Arc<OwnedFd> {
-        let identity = |file: &OwnedFd| fstat(file).map(|stat| (stat.st_dev, stat.st_ino)).ok();
-        let new = identity(&file);
-        // Both can be mapped for writing, since they were.
-        let same = self.ranges.iter().rev().find(|range| new.is_some() && identity(&range.file) == new);
-        same.map_or_else(|| Arc::new(file), |range| range.file.clone())
     }
 
     /// Removes a range. The queues that use it are stopped.

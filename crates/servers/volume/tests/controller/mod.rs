@@ -5,13 +5,14 @@ use ginnel_guest_memory::{Area, GuestMemory, Region};
 use ginnel_layout::nvme::{
     self, Command, Completion, Opcode, PAGE, Status, completion_doorbell, submission_doorbell,
 };
+use ginnel_nvme::identify::NSID;
 use ginnel_nvme::{
     CompletionRecord, Constants, Doorbell, DriverCompletions, DriverDoorbell, DriverSubmissions, QueueGroup,
     QueueSetup, State, SubmissionRecord, prp,
 };
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use ginnel_volume::backend::{Backend, Stores};
-use ginnel_volume::device::nvme::{NAMESPACE, Namespace};
+use ginnel_volume::device::nvme::Namespace;
 use ginnel_volume::disk::Disk;
 use ginnel_volume::limit::Limiter;
 use ginnel_volume::stats::Counters;
@@ -360,7 +361,7 @@ pub fn becomes_readable(fd: &OwnedFd) -> bool {
 }
 
 pub fn command(opcode: Opcode) -> Command {
-    Command { opcode, nsid: NAMESPACE, prp1: page(DATA), ..Command::new_zeroed() }
+    Command { opcode, nsid: NSID, prp1: page(DATA), ..Command::new_zeroed() }
 }
 
 /// Returns a command for `count` blocks.

@@ -4,10 +4,12 @@ use ginnel_layout::nvme_attach::Reason;
 use ginnel_nvme::State;
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use ginnel_vfio_user::client::Client;
-use ginnel_volume::attach::{self, EngineEnd, FromHolder};
+use ginnel_volume::attach::{EngineEnd, FromHolder};
+use ginnel_volume_control::config::attach_socket;
 use kit::wait::{WATCHDOG, wait_for, wait_until};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{FlockOperation, MemfdFlags, flock, fstat, ftruncate, memfd_create};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
@@ -99,6 +101,23 @@ impl Holder {
         std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
     }
 
+    /// Lets it have no further descriptors, or as many as it likes.
+    pub fn limit_descriptors(&self, is_limited: bool) {
+        let is_free = |number: &u64| !Path::new(&format!("/proc/{}/fd/{number}", self.process.id())).exists();
+        let most = getrlimit(Resource::Nofile);
+        // A new descriptor has the lowest number that is free.
+        let current = if is_limited { (0..).find(is_free) } else { most.current };
+        prlimit(Some(Pid::from_child(&self.process)), Resource::Nofile, Rlimit { current, ..most }).unwrap();
+    }
+
+    /// Returns the processor time that it has used, in hundredths of a second.
+    pub fn processor_time(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap();
+        // utime and stime, behind the name in brackets (proc_pid_stat(5)).
+        let fields = stat.rsplit(')').next().unwrap().split_whitespace();
+        fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+    }
+
     /// SIGTERM.
     pub fn terminate(&mut self) -> ExitStatus {
         kit::process::signal(&self.process, rustix::process::Signal::TERM);
@@ -151,7 +170,7 @@ pub struct Engine {
 impl Engine {
     /// Connects, and says nothing.
     pub fn connect(socket: &Path) -> std::io::Result<EngineEnd> {
-        EngineEnd::connect(&attach::path(socket))
+        EngineEnd::connect(&attach_socket(socket))
     }
 
     /// Attaches. An error is the refusal, or none if the connection has ended.

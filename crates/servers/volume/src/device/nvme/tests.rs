@@ -17,7 +17,7 @@ fn namespace(disk: Disk) -> Namespace {
 }
 
 fn command(opcode: Opcode) -> Command {
-    Command { opcode, nsid: NAMESPACE, ..Command::new_zeroed() }
+    Command { opcode, nsid: NSID, ..Command::new_zeroed() }
 }
 
 /// Returns a command for `blocks` (1 to 65536) blocks.

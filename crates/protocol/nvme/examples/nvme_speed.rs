@@ -1,6 +1,6 @@
 //! Measures the cost of a queue: a block read of 4 KiB, in cache, and between two cores. Beside it the same for a split virtqueue.
 //!
-//!     cargo run --release -p ginnel-nvme --example speed
+//!     cargo run --release -p ginnel-nvme --example nvme_speed
 //!
 //! *device*: look, take, find the buffers, complete, publish; *driver*: submit, ring, reap, ring. *turn* is one of each in one thread.
 //! *round trip*: driver and device on one core each, one command at a time, both polling; beside it the floor, which is the time for a

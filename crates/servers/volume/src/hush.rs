@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// Decides which lines of one kind are logged.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Hush {
     last: Option<Instant>,
     suppressed: u64,
