@@ -8,16 +8,16 @@
 //!      +---------------------------------------------------------------------------+
 //! ```
 //!
-//! The holder stores in the state what the guest wants (CC, the number of resets, bus mastering), and says that it did.
-//! Here the difference to what is, is made up for, step by step, and each step is stored when it is done. So a
-//! successor of a process that was killed finds out in the same way what is left to do.
+//! The holder stores in the state what the guest wants (CC, the number of resets, bus mastering), and sends a message. This
+//! side does what is missing, step by step, and stores each step when it is done. So the successor of a process that was
+//! killed finds out in the same way what is left to do.
 //!
 //! If the guest's memory changes while queues run, they are stopped and started again. All that they need lies in the
 //! state, also the commands in flight. QEMU changes a range by removing it and adding another one, so queues whose memory
-//! is not there wait for the next range. A driver that takes its memory away for good waits for ever, as with any disk.
+//! is not there wait for the next range. If the memory never comes back, the driver waits for ever, as with any disk.
 //!
-//! If the driver breaks its queues, or a queue's memory has gone, the controller sets CSTS.CFS and does nothing more
-//! until it is reset (NVMe 1.4, section 9.5).
+//! If the driver breaks its queues, or the file of their memory is truncated, the controller sets CSTS.CFS and does
+//! nothing more until it is reset (NVMe 1.4, section 9.5).
 
 use super::admin::{Admin, Change, Plan, Which, submissions};
 use super::bell::Bell;
@@ -308,7 +308,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Stops everything until a reset, because the driver or its memory is broken.
+    /// Stops everything until a reset, because the driver or the file of its memory is broken.
     #[cold]
     fn fail(&mut self, why: &str, volume: &mut dyn Volume) -> Done {
         // The guest can reset the controller and break it again as fast as it likes.
