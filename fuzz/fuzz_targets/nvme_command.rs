@@ -6,10 +6,11 @@
 
 use ginnel_guest_memory::{Buffer, GuestMemory, Region};
 use ginnel_layout::nvme::{Command, MAX_RANGES, Opcode};
+use ginnel_nvme::identify::NSID;
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_volume::backend::{Backend, Op, Stores};
 use ginnel_volume::device::Begin;
-use ginnel_volume::device::nvme::{NAMESPACE, Namespace, Request};
+use ginnel_volume::device::nvme::{Namespace, Request};
 use ginnel_volume::disk::Disk;
 use libfuzzer_sys::fuzz_target;
 use std::sync::Arc;
@@ -79,7 +80,7 @@ fuzz_target!(|input: &[u8]| {
 fn likely(mut command: Command, choice: u8) -> Command {
     let near = |address: u64| GUEST + (address & NEAR);
     if choice & 4 != 0 {
-        (command.nsid, command.flags) = (NAMESPACE, 0);
+        (command.nsid, command.flags) = (NSID, 0);
         command.opcode = [
             Opcode::READ,
             Opcode::WRITE,
