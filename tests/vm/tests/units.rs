@@ -184,18 +184,23 @@ fn the_units_run_under_systemd() -> Result<()> {
     cache(&systemd)?;
     own_users(&systemd)?;
     devices(&systemd)?;
+    own_file_system(&systemd)?;
     for unit in [
-        "ginnel-volume@data",
-        "ginnel-volume@own",
-        "ginnel-volume-holder@fast",
-        "ginneld",
-        "ginneld-guest",
-        "ginnel-cache@main",
-        "ginnel-cache@own",
+        "run-ginnel.mount",
+        "ginnel-volume@data.service",
+        "ginnel-volume@own.service",
+        "ginnel-volume-holder@fast.service",
+        "ginneld.service",
+        "ginneld-guest.service",
+        "ginnel-cache@main.service",
+        "ginnel-cache@own.service",
     ] {
-        let said = systemd.run(&format!("systemd-analyze verify --man=no {unit}.service"))?;
+        let said = systemd.run(&format!("systemd-analyze verify --man=no {unit}"))?;
         ensure!(said.exit == Exit::Code(0) && said.stderr.is_empty(), "{said:?}");
-        let score = systemd.run(&format!("systemd-analyze security --no-pager {unit}.service"))?.stdout;
+        if unit.ends_with(".mount") {
+            continue;
+        }
+        let score = systemd.run(&format!("systemd-analyze security --no-pager {unit}"))?.stdout;
         println!("{}", score.lines().last().unwrap_or_default());
     }
     Ok(())
@@ -236,6 +241,11 @@ fn volume(systemd: &Systemd<'_>) -> Result<()> {
         Ok(stat["front_end"].is_object())
     };
     wait_until("the volume has a front end", PROMPT, served)?;
+    // Nobody but root may list the folder of the sockets.
+    let ordinary = "setpriv --reuid=65534 --clear-groups";
+    ensure!(systemd.run(&format!("{ordinary} ls /run/ginnel/volumes"))?.exit != Exit::Code(0));
+    let list = systemd.run(&format!("{ordinary} /usr/local/bin/ginnel volume list"))?.ok()?.stdout;
+    ensure!(list.contains("data"), "{list}");
     systemd.kill_unit(unit)?;
     wait_until("the front end is back", PROMPT, served)?;
     systemd.stop_unit(unit)?;
@@ -431,6 +441,30 @@ fn devices(systemd: &Systemd<'_>) -> Result<()> {
     let block = open("block")?;
     ensure!(block.contains("not permitted"), "{block}");
     Ok(())
+}
+
+/// Checks that no user can hold a lock of the folder of sockets: it is a file system of its own, in which nobody else may list a folder or
+/// write. A mount hides no sockets that are there.
+fn own_file_system(systemd: &Systemd<'_>) -> Result<()> {
+    let place = "/run/ginnel";
+    let root = format!("/proc/{}/root", systemd.pid);
+    let open = systemd.run(&format!("find {place} -type d -perm /006"))?.ok()?.stdout;
+    ensure!(open.is_empty(), "open to all: {open}");
+    ensure!(systemd.run(&format!("stat -c %a {place}"))?.ok()?.stdout.trim() == "711");
+    // This is the call that takes the locks of both folders, and looks at permissions later.
+    systemd.run("install -d -m 777 /run/theirs")?.ok()?;
+    fs::write(format!("{root}/run/theirs/file"), "")?;
+    let rename = format!("{root}/tmp/rename.pl");
+    fs::write(rename, "rename '/run/theirs/file', '/run/ginnel/file' or print \"$!\";")?;
+    let said = systemd.run("setpriv --reuid=65534 --clear-groups perl /tmp/rename.pl")?.ok()?.stdout;
+    ensure!(said.contains("cross-device"), "{said}");
+
+    systemd.run("systemctl stop run-ginnel.mount")?.ok()?;
+    systemd.run("touch /run/ginnel/of-an-older-version")?.ok()?;
+    systemd.write("ginnel/ginneld.toml", "[vm.a]\n")?;
+    systemd.start_unit("ginneld")?;
+    ensure!(systemd.show("run-ginnel.mount", "ActiveState")? == "inactive", "it hides a file");
+    systemd.stop_unit("ginneld")
 }
 
 /// Checks that a killed cache is started again by its unit and still has its items.

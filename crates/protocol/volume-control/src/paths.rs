@@ -45,9 +45,17 @@ impl VolumePaths {
         self.configurations.join(format!("{name}.toml"))
     }
 
-    /// Returns the names of volumes that have a control socket, sorted. Some of the volumes may have died.
+    /// Returns the names of volumes that have a control socket, sorted. Some of the volumes may have died. A caller who may not list
+    /// the folder of the sockets, as root alone may where systemd has made it, learns of those that have a configuration.
     pub fn running(&self) -> io::Result<Vec<String>> {
-        names(&self.sockets, "ctl")
+        match names(&self.sockets, "ctl") {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let mut names = self.configured()?;
+                names.retain(|name| self.control(name).exists());
+                Ok(names)
+            }
+            names => names,
+        }
     }
 
     /// Returns the names of volumes that have a configuration, sorted.

@@ -5,10 +5,11 @@ use ginnel_config::{Mode, Problem};
 use ginnel_volume_control::config::Permissions;
 use rustix::fs::{Gid, Uid};
 use std::ffi::OsStr;
+use std::fs::DirBuilder;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 
@@ -65,10 +66,11 @@ pub fn bind(path: &Path, access: Access) -> Result<UnixListener, Problem> {
     Ok(listener)
 }
 
-/// Creates the folder of a socket, if it does not exist.
+/// Creates the folder of a socket, if it does not exist. Others need not list it: whoever can, can hold its lock, for which the next
+/// process that makes a socket there would wait.
 pub fn make_folder(path: &Path) -> Result<(), Problem> {
     let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) else { return Ok(()) };
-    std::fs::create_dir_all(folder).map_err(|error| {
+    DirBuilder::new().recursive(true).mode(0o711).create(folder).map_err(|error| {
         let what = format!("the folder cannot be created: {error}");
         Problem::new(path.display(), what, "choose a path that can be written")
     })
