@@ -10,6 +10,8 @@ mod in_flight;
 mod migration;
 #[path = "volume/nvme_stays.rs"]
 mod nvme_stays;
+#[path = "volume/passthrough.rs"]
+mod passthrough;
 #[path = "volume/thin.rs"]
 mod thin;
 

@@ -6,6 +6,7 @@
 mod alignment;
 mod blkdiscard;
 mod image;
+mod passthrough;
 mod ram;
 pub(crate) mod uring;
 mod volatile;
@@ -14,8 +15,11 @@ use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_shmem::Mapping;
 use ginnel_volume_control::config::{self, BackendKind};
 pub use image::{Image, ImageError};
+pub use passthrough::Namespace;
+use passthrough::Passthrough;
+use rustix::event::{EventfdFlags, eventfd};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use thiserror::Error;
 use uring::Uring;
@@ -132,6 +136,8 @@ impl Failure {
 pub enum Backend {
     /// A file or a block device.
     File(Arc<Image>),
+    /// A namespace of an NVMe device, by passthrough.
+    Passthrough(Arc<Namespace>),
     /// Memory of this process.
     Ram(Mapping),
     /// Nowhere: writes are discarded, and reads do not change the buffers.
@@ -154,6 +160,11 @@ impl Backend {
                 let bytes = disk.size.unwrap_or(image.bytes()?);
                 (Self::File(Arc::new(image)), bytes)
             }
+            BackendKind::UringCmd => {
+                let namespace = Namespace::open(disk)?;
+                let bytes = disk.size.unwrap_or(namespace.image().bytes()?);
+                (Self::Passthrough(Arc::new(namespace)), bytes)
+            }
             BackendKind::Volatile => {
                 // Its copies are in memory of its own, which need not be aligned for direct I/O.
                 let cached = config::Disk { direct: config::Direct::Off, ..disk.clone() };
@@ -168,7 +179,15 @@ impl Backend {
     pub fn create(disk: &config::Disk) -> Result<(), ImageError> {
         match disk.backend {
             BackendKind::File | BackendKind::Volatile => Image::create(disk),
-            BackendKind::Ram | BackendKind::Null => Ok(()),
+            BackendKind::UringCmd | BackendKind::Ram | BackendKind::Null => Ok(()),
+        }
+    }
+
+    /// Keeps others from using the image in ways that its lock does not exclude. The caller must hold that lock.
+    pub fn claim(&self) -> Result<(), ImageError> {
+        match self {
+            Self::Passthrough(namespace) => namespace.claim(),
+            Self::File(_) | Self::Volatile(_) | Self::Ram(_) | Self::Null => Ok(()),
         }
     }
 
@@ -177,7 +196,7 @@ impl Backend {
     pub fn start(&self, depth: usize) -> io::Result<()> {
         match self {
             Self::File(image) => image.start_discarder(depth),
-            Self::Volatile(_) | Self::Ram(_) | Self::Null => Ok(()),
+            Self::Passthrough(_) | Self::Volatile(_) | Self::Ram(_) | Self::Null => Ok(()),
         }
     }
 
@@ -186,6 +205,7 @@ impl Backend {
     pub fn resize(&self, bytes: Option<u64>, now: u64) -> Result<u64, String> {
         match (self, bytes) {
             (Self::File(image), _) => image.resize(bytes).map_err(|e| e.to_string()),
+            (Self::Passthrough(namespace), _) => namespace.image().resize(bytes).map_err(|e| e.to_string()),
             (Self::Volatile(volatile), _) => volatile.image().resize(bytes).map_err(|e| e.to_string()),
             (Self::Null, Some(bytes)) => Ok(bytes),
             (Self::Ram(memory), Some(bytes)) if bytes <= ram::room(memory) => Ok(bytes),
@@ -201,6 +221,8 @@ impl Backend {
     pub fn sync(&self) -> Result<(), Failure> {
         match self {
             Self::File(image) => image.file().sync_data().map_err(Failure::lost),
+            // The kernel's own flush goes to the same device.
+            Self::Passthrough(namespace) => namespace.image().file().sync_data().map_err(Failure::lost),
             Self::Volatile(volatile) => volatile.sync(),
             Self::Ram(_) | Self::Null => Ok(()),
         }
@@ -211,6 +233,7 @@ impl Backend {
     pub fn take_errors(&self) -> io::Result<()> {
         match self {
             Self::File(image) => image.take_errors(),
+            Self::Passthrough(namespace) => namespace.image().take_errors(),
             Self::Volatile(volatile) => volatile.take_errors(),
             Self::Ram(_) | Self::Null => Ok(()),
         }
@@ -220,8 +243,18 @@ impl Backend {
     pub fn image(&self) -> Option<&Image> {
         match self {
             Self::File(image) => Some(image),
+            Self::Passthrough(namespace) => Some(namespace.image()),
             Self::Volatile(volatile) => Some(volatile.image()),
             Self::Ram(_) | Self::Null => None,
+        }
+    }
+
+    /// Returns whether the page cache is bypassed.
+    pub fn is_direct(&self) -> bool {
+        match self {
+            Self::File(image) => image.is_direct(),
+            Self::Passthrough(_) => true,
+            Self::Volatile(_) | Self::Ram(_) | Self::Null => false,
         }
     }
 }
@@ -231,6 +264,11 @@ pub struct Stores {
     worker: usize,
     disks: Vec<Backend>,
     uring: Option<Uring>,
+    passthrough: Option<Passthrough>,
+    /// The kernel writes to it when there are completions, while notifications are enabled ([`Stores::arm`]). The rings'
+    /// own descriptors do not suffice: a completion that waits for its thread does not wake a poller of them (seen with
+    /// Linux 6.18). `None` if no disk needs a ring.
+    bell: Option<Arc<OwnedFd>>,
 }
 
 impl Stores {
@@ -245,16 +283,36 @@ impl Stores {
                 _ => None,
             })
             .collect();
-        let uring = match files.iter().any(Option::is_some) {
-            true => Some(Uring::new(files, worker, held)?),
-            false => None,
-        };
-        Ok(Self { worker, disks: disks.to_vec(), uring })
+        let namespaces: Vec<_> = disks
+            .iter()
+            .map(|disk| match disk {
+                Backend::Passthrough(namespace) => Some(namespace.clone()),
+                _ => None,
+            })
+            .collect();
+        let mut stores = Self { worker, disks: disks.to_vec(), uring: None, passthrough: None, bell: None };
+        let (has_files, has_namespaces) =
+            (files.iter().any(Option::is_some), namespaces.iter().any(Option::is_some));
+        if has_files || has_namespaces {
+            let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+            if has_namespaces {
+                stores.passthrough = Some(Passthrough::new(namespaces, held, bell.as_fd())?);
+            }
+            if has_files {
+                stores.uring = Some(Uring::new(files, worker, held, bell.clone())?);
+            }
+            stores.bell = Some(bell);
+        }
+        Ok(stores)
     }
 
-    /// Enables the rings for the calling thread. No other thread can use them.
-    pub fn enable(&self) -> io::Result<()> {
-        self.uring.as_ref().map_or(Ok(()), Uring::enable)
+    /// Enables the rings for the calling thread. No other thread can use them. Blocks until the devices that are used by passthrough have
+    /// answered once.
+    pub fn enable(&mut self) -> io::Result<()> {
+        if let Some(uring) = &self.uring {
+            uring.enable()?;
+        }
+        self.passthrough.as_mut().map_or(Ok(()), Passthrough::enable)
     }
 
     /// Begins an operation. Returns its result if it has ended already. Otherwise [`Stores::reap`] reports the end,
@@ -284,6 +342,7 @@ impl Stores {
                 uring.start(id, disk, op, data, memory);
                 None
             }
+            Backend::Passthrough(_) => self.passthrough.as_mut()?.start(id, disk, op, data, memory),
         }
     }
 
@@ -299,6 +358,9 @@ impl Stores {
                 (image.is_block_device() && !unmap)
                     || self.uring.as_ref().is_some_and(|uring| uring.writes_zeros(disk))
             }
+            Some(Backend::Passthrough(_)) => {
+                self.passthrough.as_ref().is_some_and(|passthrough| passthrough.writes_zeros(disk))
+            }
         };
         if writes { len } else { 0 }
     }
@@ -306,17 +368,23 @@ impl Stores {
     /// Hands the started operations to the kernel. Called once per turn.
     #[inline]
     pub fn submit(&mut self) -> io::Result<()> {
-        match &mut self.uring {
-            Some(uring) => uring.submit(),
+        if let Some(uring) = &mut self.uring {
+            uring.submit()?;
+        }
+        match &mut self.passthrough {
+            Some(passthrough) => passthrough.submit(),
             None => Ok(()),
         }
     }
 
     /// Calls `done` with the result of each operation that has ended.
     #[inline]
-    pub fn reap(&mut self, done: impl FnMut(u32, Result<(), Failure>)) {
+    pub fn reap(&mut self, mut done: impl FnMut(u32, Result<(), Failure>)) {
         if let Some(uring) = &mut self.uring {
-            uring.reap(done);
+            uring.reap(&mut done);
+        }
+        if let Some(passthrough) = &mut self.passthrough {
+            passthrough.reap(done);
         }
     }
 
@@ -337,13 +405,16 @@ impl Stores {
     #[inline]
     pub fn pending(&self) -> u32 {
         self.uring.as_ref().map_or(0, Uring::pending)
+            + self.passthrough.as_ref().map_or(0, Passthrough::pending)
     }
 
     /// Asks for a notification when an operation ends. Returns true if one has ended already, in which case the caller
     /// must not sleep.
     #[must_use = "a caller that sleeps on `true` may sleep for ever"]
     pub fn arm(&mut self) -> bool {
-        self.uring.as_mut().is_some_and(Uring::arm)
+        let here = self.uring.as_mut().is_some_and(Uring::arm);
+        let there = self.passthrough.as_mut().is_some_and(Passthrough::arm);
+        here || there
     }
 
     /// Cancels the request for notifications.
@@ -351,15 +422,19 @@ impl Stores {
         if let Some(uring) = &mut self.uring {
             uring.disarm();
         }
+        if let Some(passthrough) = &mut self.passthrough {
+            passthrough.disarm();
+        }
     }
 
     /// Returns the eventfd that is written when an operation has ended, if notifications were asked for.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.uring.as_ref().map(Uring::fd)
+        self.bell.as_ref().map(|bell| bell.as_fd())
     }
 
     /// Returns whether completions must be polled, because no descriptor becomes readable for them.
     pub fn must_poll(&self) -> bool {
         self.uring.as_ref().is_some_and(Uring::must_poll)
+            || self.passthrough.as_ref().is_some_and(Passthrough::must_poll)
     }
 }

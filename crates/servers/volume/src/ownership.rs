@@ -66,6 +66,7 @@ impl Ownership {
             let want = if spec.read_only { Use::Read } else { Use::Write };
             if spec.lock == Lock::Volume {
                 lock::lock(image.file(), image.path(), want, patience)?;
+                backend.claim()?;
                 image.fit()?;
             } else if let Err(error) = lock::look(image.file(), image.path(), want) {
                 warn!("{error}; no VM can run on it here until then");

@@ -119,7 +119,7 @@ struct Worker<S: Source> {
 
 impl<S: Source> Worker<S> {
     /// `device` is that of `plan`.
-    fn new(device: S::Device, plan: Plan, inbox: Inbox) -> io::Result<Self> {
+    fn new(device: S::Device, mut plan: Plan, inbox: Inbox) -> io::Result<Self> {
         plan.stores.enable()?;
         let sleep = Sleep::new(inbox.fd(), plan.stores.fd())?;
         let disks = S::disks(&device);

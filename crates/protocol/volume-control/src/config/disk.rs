@@ -14,7 +14,7 @@ pub const SERIAL_MAX: usize = 20;
 pub struct DiskSpec {
     /// Where its data is stored. Default: `file` if there is a `path`.
     pub backend: Option<BackendKind>,
-    /// The image: a raw file or a block device.
+    /// The image: a raw file or a block device, or for `uring-cmd` the character device of an NVMe namespace.
     pub path: Option<PathBuf>,
     /// Size of the disk; a shorter file grows. Default: the size of the file or device.
     pub size: Option<Bytes>,
@@ -46,7 +46,7 @@ pub struct Disk {
     pub lun: u32,
     /// Where its data is stored.
     pub backend: BackendKind,
-    /// The image. Present for `file` and `volatile`.
+    /// The image. Present for `file`, `volatile` and `uring-cmd`.
     pub path: Option<PathBuf>,
     /// Size in bytes. Present for `ram` and `null`.
     pub size: Option<u64>,
@@ -84,6 +84,10 @@ impl DiskSpec {
         match (backend, &self.path, self.size) {
             (BackendKind::File | BackendKind::Volatile, None, _) => {
                 return bad("path", format!("a {backend} disk has none"), "name the image");
+            }
+            (BackendKind::UringCmd, None, _) => {
+                let fix = "name the character device of an NVMe namespace, such as /dev/ng0n1";
+                return bad("path", format!("a {backend} disk has none"), fix);
             }
             (BackendKind::Ram | BackendKind::Null, Some(path), _) => {
                 let what = format!("a {backend} disk has no image, and here is {}", path.display());
@@ -126,8 +130,27 @@ impl DiskSpec {
             let what = format!("{serial:?} is longer than {SERIAL_MAX} bytes or not printable ASCII");
             return bad("serial", what, "choose a shorter one");
         }
-        if self.iopoll && (backend != BackendKind::File || self.direct == Direct::Off) {
-            return bad("iopoll", "it needs a file backend with direct I/O".into(), "remove it");
+        let can_poll = match backend {
+            BackendKind::File => self.direct != Direct::Off,
+            BackendKind::UringCmd => true,
+            BackendKind::Ram | BackendKind::Null | BackendKind::Volatile => false,
+        };
+        if self.iopoll && !can_poll {
+            return bad(
+                "iopoll",
+                "it needs a file backend with direct I/O, or uring-cmd".into(),
+                "remove it",
+            );
+        }
+        if backend == BackendKind::UringCmd {
+            if self.direct == Direct::Off {
+                let what = "NVMe commands do not go through the page cache".into();
+                return bad("direct", what, "remove it, or write backend = \"file\"");
+            }
+            if self.lock == Some(Lock::Vm) {
+                let what = "a uring-cmd disk is claimed from the start of the volume to its end".into();
+                return bad("lock", what, "remove it, or write backend = \"file\"");
+            }
         }
         Ok(Disk {
             lun: index as u32,

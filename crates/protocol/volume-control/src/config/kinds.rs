@@ -23,6 +23,8 @@ words! {
         /// In a file or on a block device.
         #[default]
         File = "file",
+        /// In a namespace of an NVMe device, past the kernel's block layer: NVMe commands through io_uring.
+        UringCmd = "uring-cmd",
         /// In the memory of the process; it is lost with the process.
         Ram = "ram",
         /// Nowhere: reads leave the guest's buffer as it is, and writes are lost. For measurements.

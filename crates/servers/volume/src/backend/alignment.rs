@@ -60,11 +60,16 @@ fn device_below(file: &File) -> Option<Alignment> {
 
 /// Returns a limit of a block device's queue from sysfs; `None` if there is no such device, or no sysfs.
 pub(super) fn queue_limit(device: u64, name: &str) -> Option<u64> {
+    queue_word(device, name)?.parse().ok()
+}
+
+/// Returns an attribute of a block device's queue from sysfs; `None` if there is no such device, or no sysfs.
+pub(super) fn queue_word(device: u64, name: &str) -> Option<String> {
     let (major, minor) = (libc::major(device), libc::minor(device));
-    // For a partition, its disk has the limits.
+    // For a partition, its disk has the attributes.
     let read = |place: &str| {
         let path = format!("/sys/dev/block/{major}:{minor}/{place}queue/{name}");
-        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+        std::fs::read_to_string(path).ok().map(|word| word.trim().to_owned())
     };
     read("").or_else(|| read("../"))
 }

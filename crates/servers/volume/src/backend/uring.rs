@@ -13,9 +13,8 @@ use flight::{Flight, ZEROS};
 use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_shmem::Mapping;
 use pinned::Pinned;
-use ring::Ring;
 pub(super) use ring::can_discard;
-use rustix::event::{EventfdFlags, eventfd};
+use ring::{OPERATIONS, Ring};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -32,10 +31,6 @@ pub(super) struct Uring {
     /// A second ring, whose completions are polled from the devices, if there are disks that need one. It can only read
     /// and write.
     polled: Option<Ring>,
-    /// The kernel writes to it when there are completions, while notifications are enabled ([`Uring::arm`]). The ring's
-    /// own descriptor does not suffice: a completion that waits for its thread does not wake a poller of it (seen with
-    /// Linux 6.18).
-    bell: Arc<OwnedFd>,
     files: Vec<Option<Arc<Image>>>,
     /// For each disk, whether its completions are polled.
     polls: Vec<bool>,
@@ -55,11 +50,13 @@ unsafe impl Send for Uring {}
 
 impl Uring {
     /// Creates the rings for the worker of that number. They do nothing before [`Uring::enable`]. The kernel holds
-    /// `held` open until all requests have ended.
+    /// `held` open until all requests have ended. It writes to `bell` when a request has ended, while notifications are enabled
+    /// ([`Uring::arm`]).
     pub fn new(
         files: Vec<Option<Arc<Image>>>,
         worker: usize,
         held: Option<BorrowedFd<'_>>,
+        bell: Arc<OwnedFd>,
     ) -> io::Result<Self> {
         let polls: Vec<_> = files.iter().map(|f| f.as_ref().is_some_and(|image| image.is_iopoll())).collect();
         let fds = |file: for<'a> fn(&'a Image, usize) -> &'a File| -> Vec<RawFd> {
@@ -69,17 +66,15 @@ impl Uring {
         // them open: the lock of a killed volume lasts until the kernel has ended all requests of each of its rings.
         let held = held.iter().map(AsRawFd::as_raw_fd).collect();
         let fds = [fds(Image::file_of), fds(|image, _| image.file()), held].concat();
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let discards = Discards::new(bell.clone());
-        let ring = Ring::new(&fds, Some(bell.as_fd()))?;
+        let ring = Ring::new(&OPERATIONS, &fds, Some(bell.as_fd()))?;
         let polled = match polls.contains(&true) {
-            true => Some(Ring::new(&fds, None)?),
+            true => Some(Ring::new(&OPERATIONS, &fds, None)?),
             false => None,
         };
         Ok(Self {
             ring,
             polled,
-            bell,
             files,
             writes_zeros: vec![false; polls.len()],
             polls,
@@ -106,11 +101,6 @@ impl Uring {
     /// Returns whether there are requests whose completions must be polled.
     pub fn must_poll(&self) -> bool {
         self.polled.as_ref().is_some_and(|ring| ring.pending() > 0)
-    }
-
-    /// Returns the descriptor that gets an edge when a request has ended, if notifications are enabled.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
     }
 
     /// Enables notifications. Returns true if a request has ended already, in which case the caller must not sleep.

@@ -143,7 +143,7 @@ impl Shared {
                     sector: disk.block_size,
                     read_only: disk.read_only,
                     serial: spec.serial.clone(),
-                    direct: backend.image().is_some_and(|image| image.is_direct()),
+                    direct: backend.is_direct(),
                     write_back: disk.write_back(),
                     lost_writes: disk.has_lost(),
                     on_error: spec.on_error,

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // The kernel is handed raw addresses, and io_uring's interface is unsafe for that.
 
 use io_uring::register::{Probe, Restriction};
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -12,7 +12,7 @@ use tracing::warn;
 /// Number of entries of the submission queue. If more are queued, they are submitted in several calls.
 const ENTRIES: u32 = 256;
 
-/// The only operations that a ring executes, and only on registered descriptors. System call filters do not see the
+/// The only operations that a ring for images executes, and only on registered descriptors. System call filters do not see the
 /// operations of a ring, so the ring itself must refuse all others.
 pub(crate) const OPERATIONS: [u8; 9] = [
     opcode::Read::CODE,
@@ -23,9 +23,13 @@ pub(crate) const OPERATIONS: [u8; 9] = [
     opcode::WriteFixed::CODE,
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
-    // A block device supports one command, discard, and files support none.
+    // A block device supports one command, discard, and files support none. Kernels before 5.19 do not know this operation.
     opcode::UringCmd16::CODE,
 ];
+
+/// The only operation of a ring for NVMe passthrough. Its files are the character devices of namespaces, to which it can send any command
+/// that the kernel lets this process send.
+pub(crate) const COMMANDS: [u8; 1] = [opcode::UringCmd80::CODE];
 
 /// What may be registered after the ring is enabled, as numbered in linux/io_uring.h.
 pub(crate) const REGISTER_BUFFERS: u8 = 0;
@@ -72,22 +76,24 @@ pub(crate) fn can_discard(device: &File) -> bool {
     std::env::var_os(WITHOUT).is_none() && ask().unwrap_or(false)
 }
 
-pub(crate) struct Ring {
-    ring: IoUring,
+/// An io_uring. Those for NVMe passthrough have larger entries.
+pub(crate) struct Ring<S: squeue::EntryMarker = squeue::Entry, C: cqueue::EntryMarker = cqueue::Entry> {
+    ring: IoUring<S, C>,
     /// Number of entries whose completions were not taken yet.
     pending: u32,
     /// Whether completions must be polled from the device.
     polls: bool,
 }
 
-impl Ring {
-    /// Creates a ring that does nothing before [`Ring::enable`]. Entries name the `files` by their index; -1 means no
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
+    /// Creates a ring that does nothing before [`Ring::enable`], and then only these operations. If the kernel does not know the last of
+    /// them, the ring has the others. Entries name the `files` by their index; -1 means no
     /// file. The kernel writes to `bell` with each completion, while notifications are enabled ([`Ring::arm`]). Without
     /// a `bell`, completions are polled from the devices, and the ring can only read and write.
-    pub fn new(files: &[RawFd], bell: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+    pub fn new(operations: &[u8], files: &[RawFd], bell: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let polls = bell.is_none();
         let build = |modern: bool| {
-            let mut builder = IoUring::builder();
+            let mut builder = IoUring::<S, C>::builder();
             builder.setup_clamp().setup_cqsize(4 * ENTRIES).setup_r_disabled();
             if modern {
                 // This thread processes completions when it looks for them, so they do not interrupt its work.
@@ -115,9 +121,11 @@ impl Ring {
             restrictions.push(Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()));
             submitter.register_restrictions(&mut restrictions)
         };
-        // Kernels before 5.19 do not know the last operation.
-        restrict(&OPERATIONS)
-            .or_else(|_| restrict(&OPERATIONS[..OPERATIONS.len() - 1]))
+        restrict(operations)
+            .or_else(|error| match operations {
+                [known @ .., _] if !known.is_empty() => restrict(known),
+                _ => Err(error),
+            })
             .map_err(|e| io::Error::new(e.kind(), format!("an io_uring cannot be restricted: {e}")))?;
         ring.disarm();
         Ok(ring)
@@ -169,7 +177,7 @@ impl Ring {
     /// # Safety
     /// The addresses in the entry stay valid until its completion was taken.
     #[inline]
-    pub unsafe fn push(&mut self, entry: &squeue::Entry) -> usize {
+    pub unsafe fn push(&mut self, entry: &S) -> usize {
         self.pending += 1;
         loop {
             let mut queue = self.ring.submission();
@@ -212,27 +220,33 @@ impl Ring {
         if self.pending == 0 {
             return None;
         }
-        let entry = self.ring.completion().next()?;
+        let entry: cqueue::Entry = self.ring.completion().next()?.into();
         self.pending -= 1;
         Some((entry.user_data() as usize, entry.result()))
+    }
+
+    /// Submits the queued entries, and blocks until one has ended, or a signal has come.
+    pub fn wait(&mut self) -> io::Result<()> {
+        match self.ring.submit_and_wait(1) {
+            Err(error) if !is_passing(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Blocks until all entries have ended.
     pub fn drain(&mut self) {
         while self.pending > 0 {
-            match self.ring.submit_and_wait(1) {
-                Err(error) if !is_passing(&error) => {
-                    warn!("io_uring cannot be drained: {error}");
-                    // Otherwise the kernel could change memory that has another owner by then.
-                    std::process::abort();
-                }
-                _ => while self.take().is_some() {},
+            if let Err(error) = self.wait() {
+                warn!("io_uring cannot be drained: {error}");
+                // Otherwise the kernel could change memory that has another owner by then.
+                std::process::abort();
             }
+            while self.take().is_some() {}
         }
     }
 }
 
-impl Drop for Ring {
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Drop for Ring<S, C> {
     fn drop(&mut self) {
         // The kernel may still write into memory that is about to be freed.
         self.drain();

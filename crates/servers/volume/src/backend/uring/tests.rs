@@ -2,6 +2,8 @@ use super::*;
 use ginnel_guest_memory::Region;
 use ginnel_volume_control::config::{BackendKind, Direct, Disk, Lock, OnError};
 use kit::wait::wait_until;
+use rustix::event::{EventfdFlags, eventfd};
+use std::ops::{Deref, DerefMut};
 
 const BYTES: u64 = 1 << 20;
 
@@ -25,11 +27,36 @@ fn image(folder: &tempfile::TempDir, name: &str, iopoll: bool) -> Arc<Image> {
     Arc::new(Image::open(&disk, 1).unwrap())
 }
 
+/// Rings, with the eventfd to which the kernel writes.
+struct Rig {
+    uring: Uring,
+    bell: Arc<OwnedFd>,
+}
+
+impl Deref for Rig {
+    type Target = Uring;
+
+    fn deref(&self) -> &Uring {
+        &self.uring
+    }
+}
+
+impl DerefMut for Rig {
+    fn deref_mut(&mut self) -> &mut Uring {
+        &mut self.uring
+    }
+}
+
+fn bell() -> Arc<OwnedFd> {
+    Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
+}
+
 /// Enables the rings for this thread.
-fn enabled(files: Vec<Option<Arc<Image>>>) -> io::Result<Uring> {
-    let uring = Uring::new(files, 0, None)?;
+fn enabled(files: Vec<Option<Arc<Image>>>) -> io::Result<Rig> {
+    let bell = bell();
+    let uring = Uring::new(files, 0, None, bell.clone())?;
     uring.enable()?;
-    Ok(uring)
+    Ok(Rig { uring, bell })
 }
 
 /// Two regions of 64 KiB each.
@@ -44,7 +71,7 @@ fn buffer(region: u16, at: usize, len: u32) -> Buffer {
 }
 
 /// Waits until all requests have ended. Sleeps if the rings allow that.
-fn finish(uring: &mut Uring) -> Vec<(u32, Result<(), Failure>)> {
+fn finish(uring: &mut Rig) -> Vec<(u32, Result<(), Failure>)> {
     let mut ended = Vec::new();
     while uring.pending() > 0 {
         uring.submit().unwrap();
@@ -68,7 +95,7 @@ fn finish(uring: &mut Uring) -> Vec<(u32, Result<(), Failure>)> {
     ended
 }
 
-fn all_well(uring: &mut Uring, count: usize) {
+fn all_well(uring: &mut Rig, count: usize) {
     let ended = finish(uring);
     assert_eq!(ended.len(), count);
     assert!(ended.iter().all(|(_, result)| result.is_ok()), "{ended:?}");
@@ -187,7 +214,7 @@ fn a_ring_holds_what_a_successor_waits_for() {
     let path = folder.path().join("lock");
     let file = File::create_new(&path).unwrap();
     flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
-    let uring = Uring::new(vec![Some(image(&folder, "a", false))], 0, Some(file.as_fd())).unwrap();
+    let uring = Uring::new(vec![Some(image(&folder, "a", false))], 0, Some(file.as_fd()), bell()).unwrap();
     drop(file);
     let successor = File::open(&path).unwrap();
     flock(&successor, FlockOperation::NonBlockingLockExclusive).unwrap_err();

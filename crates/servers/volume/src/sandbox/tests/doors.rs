@@ -161,7 +161,7 @@ impl Hole {
         std::fs::write(&other, "precious").unwrap();
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         Self {
-            ring: Ring::new(&[image.as_raw_fd()], Some(bell.as_fd())).unwrap(),
+            ring: Ring::new(&OPERATIONS, &[image.as_raw_fd()], Some(bell.as_fd())).unwrap(),
             image,
             listener: UnixListener::bind(folder.path().join("listener")).unwrap(),
             socket: rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap(),

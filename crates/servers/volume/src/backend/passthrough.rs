@@ -1,0 +1,229 @@
+//! NVMe namespaces by passthrough (`backend = "uring-cmd"`): a worker's requests go as NVMe commands through an io_uring to the kernel's
+//! driver, past its block layer and page cache.
+#![allow(unsafe_code)] // The kernel is handed raw addresses of guest memory.
+
+mod flight;
+mod namespace;
+
+use super::uring::ring::{COMMANDS, Ring};
+use super::{Failure, Op};
+use flight::{Flight, Step, ZEROS, command};
+use ginnel_guest_memory::{Buffer, GuestMemory};
+use ginnel_layout::nvme::{Command, Opcode};
+use ginnel_shmem::{Mapping, SharedSlice};
+use io_uring::{cqueue, opcode, squeue, types};
+pub use namespace::Namespace;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// `NVME_URING_CMD_IO` and `NVME_URING_CMD_IO_VEC` (linux/nvme_ioctl.h): the command names one run of memory, or an array of `iovec`.
+const ONE: u32 = 0xc048_4e80;
+const MANY: u32 = 0xc048_4e81;
+
+/// The number of the entry that looks whether the kernel takes commands.
+const PROBE: u64 = u64::MAX;
+
+/// The kernel takes NVMe commands in entries of 128 bytes only, and completes them in entries of 32.
+type LargeRing = Ring<squeue::Entry128, cqueue::Entry32>;
+
+/// A worker's way to all namespaces of the volume.
+pub(super) struct Passthrough {
+    // Dropped, and drained, before the memory that the kernel may still use.
+    ring: LargeRing,
+    /// A second ring, whose completions are polled from the devices, if there are disks that ask for that. It reads and writes.
+    polled: Option<LargeRing>,
+    /// For each disk of the volume, its namespace, if it is one.
+    namespaces: Vec<Option<Arc<Namespace>>>,
+    flights: Vec<Flight>,
+    pending: u32,
+    zeros: Option<Mapping>,
+    /// For each disk, whether zeros are written as data, because the device cannot make them.
+    writes_zeros: Vec<bool>,
+}
+
+// SAFETY: the raw addresses in `flights` are of guest memory and of mappings that live until the operation has ended; they belong to no
+// thread.
+unsafe impl Send for Passthrough {}
+
+impl Passthrough {
+    /// Creates the rings. They do nothing before [`Passthrough::enable`]. The kernel holds `held` open until all requests have ended. It
+    /// writes to `bell` when one has ended, while notifications are enabled ([`Passthrough::arm`]).
+    pub fn new(
+        namespaces: Vec<Option<Arc<Namespace>>>,
+        held: Option<BorrowedFd<'_>>,
+        bell: BorrowedFd<'_>,
+    ) -> io::Result<Self> {
+        let present = || namespaces.iter().flatten();
+        // Entries name the device by the number of the disk. The other files only stay open with the ring: a killed volume keeps its
+        // locks until the kernel has ended all requests.
+        let devices = namespaces.iter().map(|n| n.as_ref().map_or(-1, |n| n.device().as_raw_fd()));
+        let kept = present().flat_map(|n| n.kept()).chain(held).map(|file| file.as_raw_fd());
+        let fds: Vec<RawFd> = devices.chain(kept).collect();
+        let old = |error: io::Error| {
+            io::Error::new(error.kind(), format!("uring-cmd needs Linux 5.19 or later: {error}"))
+        };
+        let ring = Ring::new(&COMMANDS, &fds, Some(bell)).map_err(old)?;
+        let polled = match present().any(|n| n.is_polled()) {
+            true => Some(Ring::new(&COMMANDS, &fds, None).map_err(old)?),
+            false => None,
+        };
+        let writes_zeros = vec![false; namespaces.len()];
+        Ok(Self { ring, polled, namespaces, flights: Vec::new(), pending: 0, zeros: None, writes_zeros })
+    }
+
+    /// Enables the rings for the calling thread, and reads a block of each namespace: only that shows whether the kernel lets this process
+    /// do it, and whether the device agrees. Blocks for as long as the devices take.
+    pub fn enable(&mut self) -> io::Result<()> {
+        self.ring.enable()?;
+        if let Some(ring) = &self.polled {
+            ring.enable()?;
+        }
+        let memory = Mapping::anonymous(ZEROS)?;
+        for disk in 0..self.namespaces.len() {
+            let Some(namespace) = self.namespaces[disk].clone() else { continue };
+            let len = namespace.block();
+            let to = SharedSlice::new(&memory, 0, len as usize).as_ptr() as u64;
+            let read = Command { prp1: to, prp2: len << 32, ..command(namespace.nsid(), Opcode::READ) };
+            let entry = entry(disk as u16, &Step { command: read, many: false }, PROBE);
+            // SAFETY: `memory` lives until the completion was taken, or the ring drained.
+            unsafe { self.ring.push(&entry) };
+            let result = loop {
+                self.ring.wait()?;
+                if let Some((_, result)) = self.ring.take() {
+                    break result;
+                }
+            };
+            namespace.judge(result)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub fn pending(&self) -> u32 {
+        self.pending
+    }
+
+    /// Returns whether there are requests whose completions must be polled.
+    pub fn must_poll(&self) -> bool {
+        self.polled.as_ref().is_some_and(|ring| ring.pending() > 0)
+    }
+
+    /// Enables notifications. Returns true if a request has ended already, in which case the caller must not sleep.
+    pub fn arm(&mut self) -> bool {
+        self.ring.arm()
+    }
+
+    /// Disables notifications.
+    pub fn disarm(&mut self) {
+        self.ring.disarm();
+    }
+
+    /// Begins an operation. Returns its result if it has ended already.
+    pub fn start(
+        &mut self,
+        id: u32,
+        disk: u16,
+        op: Op,
+        data: &[Buffer],
+        memory: &GuestMemory<Mapping>,
+    ) -> Option<Result<(), Failure>> {
+        let namespace = self.namespaces.get(usize::from(disk))?.as_deref()?;
+        if let Some(result) = namespace.answer(op) {
+            return Some(result);
+        }
+        let index = id as usize;
+        if self.flights.len() <= index {
+            self.flights.resize_with(index + 1, Flight::idle);
+        }
+        self.flights[index].begin(disk, op, data, memory, namespace.limits());
+        self.pending += 1;
+        match self.push(index) {
+            Ok(()) => None,
+            Err(failure) => Some(Err(self.end(index, failure))),
+        }
+    }
+
+    /// Queues the next command of an operation.
+    fn push(&mut self, index: usize) -> Result<(), Failure> {
+        let flight = &mut self.flights[index];
+        if flight.needs_zeros() {
+            self.writes_zeros[usize::from(flight.disk)] = true;
+            if self.zeros.is_none() {
+                let zeros = Mapping::anonymous(ZEROS);
+                self.zeros = Some(zeros.map_err(|e| Failure::Errno(e.raw_os_error().unwrap_or(libc::EIO)))?);
+            }
+        }
+        let Some(namespace) = self.namespaces.get(usize::from(flight.disk)).and_then(Option::as_deref) else {
+            return Err(Failure::Errno(libc::ENODEV));
+        };
+        let zeros = self.zeros.as_ref().map(|zeros| SharedSlice::new(zeros, 0, ZEROS).as_ptr() as u64);
+        let step = flight.step(namespace.nsid(), zeros)?;
+        let entry = entry(flight.disk, &step, index as u64);
+        let ring = match &mut self.polled {
+            Some(ring) if namespace.is_polled() && flight.moves_data() => ring,
+            _ => &mut self.ring,
+        };
+        // SAFETY: the addresses in the command stay valid until its completion: guest memory because the worker keeps it until its queues
+        // are drained, the list of pieces and the range because they are the flight's until then, zeros because they are ours. The rings
+        // are dropped, and drained, before all of them.
+        unsafe { ring.push(&entry) };
+        Ok(())
+    }
+
+    /// Submits the queued entries, and lets the kernel process completions.
+    #[inline]
+    pub fn submit(&mut self) -> io::Result<()> {
+        self.ring.submit()?;
+        match &mut self.polled {
+            Some(ring) => ring.submit(),
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    pub fn reap(&mut self, mut done: impl FnMut(u32, Result<(), Failure>)) {
+        while let Some((index, result)) = self.take() {
+            let Some(flight) = self.flights.get_mut(index) else { continue };
+            let result = match flight.advance(result) {
+                Some(result) => result,
+                None => match self.push(index) {
+                    Ok(()) => continue,
+                    Err(failure) => Err(failure),
+                },
+            };
+            self.pending -= 1;
+            self.flights[index].end();
+            done(index as u32, result);
+        }
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<(usize, i32)> {
+        self.ring.take().or_else(|| self.polled.as_mut()?.take())
+    }
+
+    /// Ends an operation that could not begin.
+    #[cold]
+    fn end(&mut self, index: usize, failure: Failure) -> Failure {
+        self.pending -= 1;
+        self.flights[index].end();
+        failure
+    }
+
+    /// Returns whether zeros have to be written to a disk as data.
+    pub fn writes_zeros(&self, disk: u16) -> bool {
+        self.writes_zeros.get(usize::from(disk)) == Some(&true)
+    }
+}
+
+/// Returns the entry with the command of a step.
+fn entry(disk: u16, step: &Step, number: u64) -> squeue::Entry128 {
+    // The kernel's structure (struct nvme_uring_cmd) is a command, in which the address and the length of the memory are in place of
+    // the PRP entries, and a timeout follows; 0 is the driver's own.
+    let mut bytes = [0; 80];
+    bytes[..size_of::<Command>()].copy_from_slice(step.command.as_bytes());
+    let kind = if step.many { MANY } else { ONE };
+    opcode::UringCmd80::new(types::Fixed(disk.into()), kind).cmd(bytes).build().user_data(number)
+}
