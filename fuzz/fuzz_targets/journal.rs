@@ -3,7 +3,7 @@
 #![no_main]
 
 use ginnel_broker::lines::replay;
-use ginnel_broker::record::Hex16;
+use ginnel_broker::text::Hex16;
 use ginnel_broker::trust::{Mark, doubt};
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {

@@ -2,7 +2,8 @@
 
 use crate::objects::sync::SyncUser;
 use crate::process::{Image, Process};
-use crate::record::{Hex16, Record};
+use crate::record::Record;
+use crate::text::Hex16;
 use ginnel_layout::channel::Capacities;
 use ginnel_layout::ring::SideState;
 use ginnel_layout::sync::SyncKind;

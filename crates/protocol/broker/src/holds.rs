@@ -22,7 +22,8 @@ use crate::account::Tally;
 use crate::books::{Books, Endpoint, InvalidRecord};
 pub use crate::hold::Hold;
 use crate::process::Process;
-use crate::record::{Hex16, Record};
+use crate::record::Record;
+use crate::text::Hex16;
 
 impl Endpoint {
     /// Returns whether a hold keeps the endpoint alive without owners.

@@ -11,8 +11,8 @@
 //! | [`sockets`], [`allowance`] | TCP connections that may leave TCP, and how often programs may report them |
 //! | [`objects`], [`service`] | the things that endpoints make, such as channels and blocks, each kind in its own module; and how they are served |
 //! | [`books`], [`record`], [`arena`], [`vectors`], `number_set`, `account`, `numbers` | the state, and the changes that lead to it |
-//! | [`lines`], [`trust`] | these changes as lines of a journal, and whether a journal has all of them |
-//! | [`declared`], [`limits`], [`memory`] | what an administrator declares |
+//! | [`lines`], [`trust`], [`text`] | these changes as lines of a journal, whether a journal has all of them, and names in it |
+//! | [`declared`], [`limits`], [`memory`] | what an administrator declares, and the memory of segments |
 
 pub mod account;
 pub mod allowance;
@@ -41,6 +41,7 @@ pub mod reply;
 pub mod service;
 mod session;
 pub mod sockets;
+pub mod text;
 mod told;
 pub mod trust;
 pub mod vectors;

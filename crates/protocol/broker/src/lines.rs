@@ -14,7 +14,8 @@
 //! of something that exists must raise the format.
 
 use crate::books::Books;
-use crate::record::{Hex16, Record};
+use crate::record::Record;
+use crate::text::Hex16;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 

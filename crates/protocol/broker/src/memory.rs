@@ -1,7 +1,9 @@
-//! Kinds of memory devices.
+//! The memory of a segment: the kind of device by which it reaches VMs, and the file that has it.
 
 use ginnel_config::words;
 use ginnel_layout::segment::MappingKind;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 words! {
     /// The kind of device by which a segment reaches VMs.
@@ -22,4 +24,26 @@ impl MemoryKind {
             Self::Bar => MappingKind::BAR,
         }
     }
+}
+
+/// The file that has the memory of a segment. Its name alone does not say whether it is the one that programs and VMs have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryFile {
+    /// The one with its name: older daemons did not say which.
+    #[default]
+    Unrecorded,
+    /// None yet, or it is not known. Whoever has memory of a file with its name has it from somewhere else.
+    Unknown,
+    /// The one with this device and inode.
+    Is(u64, u64),
+}
+
+/// A part of a file, as long as the segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilePart {
+    /// The path of the file.
+    pub file: PathBuf,
+    /// The offset of the part in the file, in bytes.
+    pub offset: u64,
 }

@@ -6,7 +6,8 @@
 
 use crate::broker::{Broker, ClientId, Who, World};
 use crate::process::Process;
-use crate::record::{Hex16, Record};
+use crate::record::Record;
+use crate::text::Hex16;
 use ginnel_layout::relay::{self, RelayKind};
 use std::collections::BTreeMap;
 use tracing::{debug, info};

@@ -2,17 +2,16 @@
 //! that it does not know.
 
 use crate::declared::{SegmentSpec, VmSpec};
-use crate::memory::MemoryKind;
+use crate::memory::{FilePart, MemoryFile, MemoryKind};
 use crate::objects::Change;
 use crate::process::Process;
+use crate::text::{Hex16, Text};
 use crate::told::Told;
-use ginnel_layout::Name;
 use ginnel_layout::dax::SMALL_PAGE;
 use serde::de::value::{EnumAccessDeserializer, StrDeserializer};
 use serde::de::{DeserializeSeed, EnumAccess, VariantAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 /// One change. Journals on disk contain the names of variants and fields: new ones may be added, but existing ones must not
 /// change.
@@ -107,7 +106,7 @@ pub enum Record {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         part: Option<FilePart>,
         /// The file is in the daemon's own folder. Older daemons made it in the folder above.
-        #[serde(default, skip_serializing_if = "is_false")]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         own_folder: bool,
         /// The file that has the segment's memory.
         #[serde(default)]
@@ -291,34 +290,8 @@ fn only_bar() -> MemoryKind {
     MemoryKind::Bar
 }
 
-pub(crate) fn is_false(value: &bool) -> bool {
-    !value
-}
-
 fn only_4k() -> u32 {
     SMALL_PAGE
-}
-
-/// The file that has the memory of a segment. Its name alone does not say whether it is the one that programs and VMs have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MemoryFile {
-    /// The one with its name: older daemons did not say which.
-    #[default]
-    Unrecorded,
-    /// None yet, or it is not known. Whoever has memory of a file with its name has it from somewhere else.
-    Unknown,
-    /// The one with this device and inode.
-    Is(u64, u64),
-}
-
-/// A part of a file, as long as the segment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FilePart {
-    /// The path of the file.
-    pub file: PathBuf,
-    /// The offset of the part in the file, in bytes.
-    pub offset: u64,
 }
 
 /// A process has attached.
@@ -342,53 +315,6 @@ pub struct Attach {
     pub process: Process,
     /// The user number.
     pub uid: u32,
-}
-
-/// A name, written as text. May be empty.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Text(pub Name);
-
-impl Serialize for Text {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for Text {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        if text.is_empty() {
-            return Ok(Self(Name::NONE));
-        }
-        Name::new(&text).map(Self).map_err(serde::de::Error::custom)
-    }
-}
-
-/// Sixteen bytes, written in hexadecimal.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Hex16(pub [u8; 16]);
-
-// Tokens and uuids are secrets, so they are kept out of logs.
-impl std::fmt::Debug for Hex16 {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:02x}..", self.0[0])
-    }
-}
-
-impl Serialize for Hex16 {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{:032x}", u128::from_be_bytes(self.0)))
-    }
-}
-
-impl<'de> Deserialize<'de> for Hex16 {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        match u128::from_str_radix(&text, 16) {
-            Ok(number) if text.len() == 32 => Ok(Self(number.to_be_bytes())),
-            _ => Err(serde::de::Error::custom("not 32 hexadecimal digits")),
-        }
-    }
 }
 
 #[cfg(test)]

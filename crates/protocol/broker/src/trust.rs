@@ -4,7 +4,7 @@
 //! end is missing, or that it is an older copy. So the daemon keeps a [`Mark`] apart from it, which lives as long as the host runs.
 
 use crate::lines::Replayed;
-use crate::record::Hex16;
+use crate::text::Hex16;
 
 /// The name of a journal for which no mark could be made.
 pub const NO_MARK: Hex16 = Hex16([0; 16]);

@@ -155,7 +155,8 @@ impl Books {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Record, Text};
+    use crate::record::Record;
+    use crate::text::Text;
 
     fn name(text: &str) -> Name {
         Name::new(text).unwrap()

@@ -11,7 +11,7 @@ use crate::account::{Account, Tally};
 use crate::books::{Books, Endpoint, InvalidRecord};
 use crate::objects::channel::Side;
 use crate::process::Process;
-use crate::record::{Text, is_false};
+use crate::text::Text;
 use ginnel_layout::board;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ pub struct Board {
     pub process: Option<Process>,
     /// Whether `process` no longer waits at the board, because it does not own the endpoint any more or has executed another
     /// program.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_left: bool,
 }
 

@@ -3,7 +3,8 @@
 use super::members::new_vectors;
 use super::server::Server;
 use super::vm::Vm;
-use ginnel_broker::record::{Record, Text};
+use ginnel_broker::record::Record;
+use ginnel_broker::text::Text;
 use ginnel_layout::{HOST_MEMBER, Name};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The times at which holds of endpoints end.
 
-use ginnel_broker::record::Hex16;
+use ginnel_broker::text::Hex16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,7 @@ use super::server::Server;
 use crate::logging;
 use anyhow::Context;
 use ginnel_broker::limits::MAX_SEGMENTS_PER_MEMBER;
-use ginnel_broker::record::MemoryFile;
+use ginnel_broker::memory::MemoryFile;
 use ginnel_config::Bytes;
 use ginnel_layout::{HOST_MEMBER, Name};
 use sd_notify::NotifyState;

@@ -28,8 +28,9 @@ use ginnel_broker::broker::{Broker, ClientId, Effect, FdRef, Recording, World as
 use ginnel_broker::declared::SegmentSpec;
 use ginnel_broker::process::Process;
 use ginnel_broker::programs::Programs;
-use ginnel_broker::record::{Record, Text};
+use ginnel_broker::record::Record;
 use ginnel_broker::reply;
+use ginnel_broker::text::Text;
 use ginnel_layout::wire::MAX_PACKET;
 use ginnel_layout::{Name, sync, wire};
 use rustix::io::Errno;

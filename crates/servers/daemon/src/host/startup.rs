@@ -16,7 +16,7 @@ use anyhow::Context;
 use ginnel_broker::books::Books;
 use ginnel_broker::declared::SegmentSpec;
 use ginnel_broker::lines::FORMAT;
-use ginnel_broker::record::Hex16;
+use ginnel_broker::text::Hex16;
 use ginnel_broker::trust::{self, Mark, NO_MARK};
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::{HOST_MEMBER, Name};

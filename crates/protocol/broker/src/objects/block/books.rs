@@ -4,7 +4,7 @@ use super::{Block, BlockGrant, BlockHandle};
 use crate::account::{Account, Tally};
 use crate::books::{Books, Endpoint, InvalidRecord};
 use crate::objects::memory_object::{MemoryObject, Tables};
-use crate::record::Text;
+use crate::text::Text;
 use ginnel_layout::Name;
 use ginnel_layout::wire::Rights;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,7 @@
 //! Records of blocks.
 
 use super::handles::{Grants, Handles};
-use crate::record::Text;
+use crate::text::Text;
 use serde::{Deserialize, Serialize};
 
 /// One change, as [`crate::record::Record`].

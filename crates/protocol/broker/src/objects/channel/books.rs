@@ -4,7 +4,7 @@ use super::{Change, Channel};
 use crate::account::Tally;
 use crate::books::{Books, InvalidRecord};
 use crate::numbers::{following_listener, is_ahead};
-use crate::record::Text;
+use crate::text::Text;
 use ginnel_layout::Name;
 use ginnel_layout::channel::{Capacities, ChannelKind};
 use std::collections::btree_map::Entry;

@@ -1,7 +1,7 @@
 //! Records of channels and listeners.
 
 use crate::account::Account;
-use crate::record::Text;
+use crate::text::Text;
 use ginnel_layout::channel::Capacities;
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,6 @@
 //! Records of synchronisation objects.
 
-use crate::record::{Text, is_false};
+use crate::text::Text;
 use serde::{Deserialize, Serialize};
 
 /// One change, as [`crate::record::Record`].
@@ -25,7 +25,7 @@ pub enum Change {
         /// The user's slot.
         slot: u32,
         /// The user has died. Earlier daemons leave this out, because they recorded the end of its endpoint as a whole.
-        #[serde(default, skip_serializing_if = "is_false")]
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         died: bool,
     },
     /// The name of the object was removed.

@@ -1,7 +1,7 @@
 //! The file of a journal's mark ([`ginnel_broker::trust`]), in the folder of the sockets. It is as durable as what it guards: it outlives
 //! a daemon that is killed, and need not outlive the kernel.
 
-use ginnel_broker::record::Hex16;
+use ginnel_broker::text::Hex16;
 use ginnel_broker::trust::Mark;
 use std::fs::File;
 use std::io;

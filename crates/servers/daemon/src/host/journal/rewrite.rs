@@ -7,7 +7,7 @@
 
 use ginnel_broker::books::Books;
 use ginnel_broker::lines::{Replayed, snapshot};
-use ginnel_broker::record::Hex16;
+use ginnel_broker::text::Hex16;
 use ginnel_broker::trust::NO_MARK;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};

@@ -1,7 +1,7 @@
 //! Journals that are rewritten while they grow, that cannot be written, or that a killed daemon has left.
 
 use super::*;
-use ginnel_broker::record::{Hex16, Text};
+use ginnel_broker::text::{Hex16, Text};
 use ginnel_broker::trust::doubt;
 use ginnel_layout::Name;
 use kit::wait::wait_until;
