@@ -51,6 +51,7 @@ fn collect(tokens: TokenStream, here: &[String], found: &mut Vec<Path>) {
         match token {
             TokenTree::Punct(ref punct) if punct.as_char() == '#' => skip_if_test(&mut tokens),
             TokenTree::Group(group) => collect(group.stream(), here, found),
+            TokenTree::Ident(ident) if ident == "pub" => drop(tokens.next_if(is_scope)),
             TokenTree::Ident(ident) => {
                 let base = match ident.to_string().as_str() {
                     "crate" => Some(Vec::new()),
@@ -86,6 +87,13 @@ fn skip_if_test(tokens: &mut Tokens) {
             return;
         }
     }
+}
+
+/// Returns whether this, behind `pub`, says where a name is visible. It uses nothing of what lies there.
+fn is_scope(token: &TokenTree) -> bool {
+    let TokenTree::Group(group) = token else { return false };
+    let scope = group.stream().to_string();
+    matches!(scope.as_str(), "crate" | "super" | "self") || scope.starts_with("in ")
 }
 
 /// Follows a path, of which `base` has been read. A group in braces stands for several paths.
@@ -189,6 +197,11 @@ mod made_up {
         let test = "#[cfg(test)]\nuse crate::c;\n#[cfg(test)]\nmod tests { use crate::d; }\nuse crate::e;";
         assert_eq!(found(test), ["e"]);
         assert_eq!(found("#[cfg(not(test))]\nuse crate::c;"), ["c"]);
+        assert_eq!(
+            found("pub(super) struct C { pub(in crate::a) c: u8, pub(crate) d: crate::c::D }"),
+            ["c::D"]
+        );
+        assert_eq!(found("struct C(pub (crate::c::D, super::E));"), ["c::D", "a::E"]);
     }
 
     #[test]
