@@ -3,7 +3,7 @@
 
 use crate::declared::{SegmentSpec, VmSpec};
 use crate::memory::{FilePart, MemoryFile, MemoryKind};
-use crate::objects::Change;
+use crate::objects::{Change, with_all_classes};
 use crate::process::Process;
 use crate::text::{Hex16, Text};
 use crate::told::Told;
@@ -235,6 +235,19 @@ impl Record {
         }
     }
 }
+
+/// Makes the change of each class a record.
+macro_rules! records {
+    ($($Class:ident: $Change:ty,)*) => {
+        $(impl From<$Change> for Record {
+            fn from(change: $Change) -> Self {
+                Self::Object(Change::$Class(change))
+            }
+        })*
+    };
+}
+
+with_all_classes!(records);
 
 // In the journal, changes of objects look like the other records: an object with one member, whose name is that of the change.
 impl Serialize for Record {

@@ -3,7 +3,8 @@
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::effects::{ClientId, World};
-use crate::objects::{Change, Class, with_all_classes};
+use crate::objects::class::Class;
+use crate::objects::{Change, with_all_classes};
 use crate::reply::Refusal;
 use ginnel_layout::Name;
 use ginnel_layout::wire::Kind;

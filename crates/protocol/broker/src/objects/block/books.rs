@@ -1,6 +1,7 @@
 //! Blocks in the books.
 
-use super::{Block, BlockGrant, BlockHandle};
+use super::handles::{BlockGrant, BlockHandle};
+use super::record::Block;
 use crate::account::{Account, Tally};
 use crate::books::{Books, Endpoint, InvalidRecord};
 use crate::objects::memory_object::{MemoryObject, Tables};

@@ -1,10 +1,33 @@
 //! The open handles of a block, and its grants, in the orders in which requests look for them. In the journal both are
 //! lists.
 
-use super::{BlockGrant, BlockHandle};
 use ginnel_layout::wire::Rights;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// An open handle of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockHandle {
+    /// The handle's number.
+    pub number: u64,
+    /// The number of the endpoint that has it.
+    pub endpoint: u32,
+    /// The rights with which the library has mapped the block.
+    pub rights: u32,
+    /// The rights that a revocation has left, until the library acknowledges it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<u32>,
+    /// The nonce that the endpoint has chosen for its request.
+    pub nonce: u64,
+}
+
+impl BlockHandle {
+    /// Returns the rights that the holder still has. After a revocation they are less than its mapping allows, until it has
+    /// acknowledged the revocation.
+    pub fn remaining(&self) -> u32 {
+        self.left.unwrap_or(self.rights)
+    }
+}
 
 /// The open handles of a block. Each operation costs at most the logarithm of their number for each handle that it changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,14 +38,6 @@ pub struct Handles {
     by_rights: BTreeSet<(u32, u64)>,
     /// The handles by endpoint, the rights that it still has through the handle, and number.
     by_holder: BTreeSet<(u32, u32, u64)>,
-}
-
-impl BlockHandle {
-    /// Returns the rights that the holder still has. After a revocation they are less than its mapping allows, until it has
-    /// acknowledged the revocation.
-    pub fn remaining(&self) -> u32 {
-        self.left.unwrap_or(self.rights)
-    }
 }
 
 impl Handles {
@@ -120,6 +135,20 @@ impl TryFrom<Vec<BlockHandle>> for Handles {
             false => Err("two handles of one number"),
         }
     }
+}
+
+/// The rights of a member or an endpoint to a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockGrant {
+    /// The member number.
+    pub member: u32,
+    /// The number of one of the member's endpoints. Older journals do not have it; there, the epoch identifies the endpoint.
+    #[serde(default)]
+    pub endpoint: u32,
+    /// The epoch of that endpoint; 0 if the grant is for all other endpoints of the member.
+    pub epoch: u32,
+    /// The rights.
+    pub rights: u32,
 }
 
 /// The rights that are granted to members and endpoints, by member and endpoint (0 for all endpoints of the member).

@@ -10,14 +10,15 @@
 
 mod books;
 mod handles;
-mod record;
+pub(crate) mod record;
 mod requests;
 mod revocations;
 
-use super::Class;
+use super::class::Class;
 use crate::books::{Books, Endpoint, InvalidRecord};
 use ginnel_layout::Name;
-pub use record::{Block, BlockGrant, BlockHandle, Change};
+pub use handles::{BlockGrant, BlockHandle};
+pub use record::{Block, Change};
 pub use revocations::Revocations;
 
 impl Class for Change {

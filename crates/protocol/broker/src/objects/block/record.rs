@@ -1,6 +1,6 @@
 //! Records of blocks.
 
-use super::handles::{Grants, Handles};
+use super::handles::{BlockGrant, BlockHandle, Grants, Handles};
 use crate::text::Text;
 use serde::{Deserialize, Serialize};
 
@@ -106,34 +106,4 @@ pub struct Block {
     pub grants: Grants,
     /// The open handles.
     pub handles: Handles,
-}
-
-/// The rights of a member or an endpoint to a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockGrant {
-    /// The member number.
-    pub member: u32,
-    /// The number of one of the member's endpoints. Older journals do not have it; there, the epoch identifies the endpoint.
-    #[serde(default)]
-    pub endpoint: u32,
-    /// The epoch of that endpoint; 0 if the grant is for all other endpoints of the member.
-    pub epoch: u32,
-    /// The rights.
-    pub rights: u32,
-}
-
-/// An open handle of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockHandle {
-    /// The handle's number.
-    pub number: u64,
-    /// The number of the endpoint that has it.
-    pub endpoint: u32,
-    /// The rights with which the library has mapped the block.
-    pub rights: u32,
-    /// The rights that a revocation has left, until the library acknowledges it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub left: Option<u32>,
-    /// The nonce that the endpoint has chosen for its request.
-    pub nonce: u64,
 }

@@ -1,12 +1,13 @@
 //! The requests about blocks: to make, open, name, grant, resize and free them.
 
-use super::handles::{Grants, Handles};
-use super::{Block, BlockGrant, BlockHandle, Change};
+use super::handles::{BlockGrant, BlockHandle, Grants, Handles};
+use super::record::{Block, Change};
 use crate::books::Endpoint;
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::effects::{ClientId, World};
-use crate::objects::memory_object::{MemoryObject, no_room};
+use crate::objects::memory_object::MemoryObject;
+use crate::objects::quota::no_room;
 use crate::reply::{Refusal, body, broken, checked};
 use crate::service::{Request, Service};
 use crate::text::Text;

@@ -1,6 +1,6 @@
 //! The request for a readiness board.
 
-use super::{Board, Change};
+use super::record::{Board, Change};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::effects::{Effect, World};

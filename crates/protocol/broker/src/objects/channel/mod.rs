@@ -1,14 +1,15 @@
 //! Channels, and the listeners to which they are opened.
 
 mod books;
-mod record;
+pub(crate) mod listener;
+pub(crate) mod record;
 mod requests;
 
-use super::Class;
+use super::class::Class;
 use crate::books::{Books, Endpoint, InvalidRecord};
 use crate::relayed::{Reason, Relayed};
-pub use books::Listener;
 use ginnel_layout::channel::{Capacities, ChannelKind};
+pub use listener::Listener;
 pub use record::{Change, Channel, Side};
 
 impl Class for Change {

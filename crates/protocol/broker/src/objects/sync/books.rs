@@ -1,6 +1,6 @@
 //! Synchronisation objects in the books.
 
-use super::{SyncObject, SyncUser, following, kind_of};
+use super::record::{SyncObject, SyncUser, kind_of};
 use crate::account::Account;
 use crate::books::{Books, InvalidRecord};
 use crate::objects::memory_object::{MemoryObject, Tables};
@@ -124,4 +124,9 @@ impl Books {
         let user = self.syncs.get(&object)?.user(slot)?;
         self.endpoints.get(&user.endpoint).map(|endpoint| (endpoint.member, endpoint.vector))
     }
+}
+
+/// Returns the epoch after this one. Epochs wrap around; 0 is for slots that are free.
+fn following(epoch: u16) -> u16 {
+    epoch.checked_add(1).filter(|&next| next != u16::MAX).unwrap_or(1)
 }

@@ -4,16 +4,15 @@
 //! each slot. It takes back a slot with [`ginnel_sync::authority::reclaim`], however its user has ended.
 
 mod books;
-mod record;
+pub(crate) mod record;
 mod requests;
 
-use super::Class;
+use super::class::Class;
 use crate::books::{Books, Endpoint, InvalidRecord};
 use crate::relayed::{Reason, Relayed};
 use ginnel_layout::Name;
-use ginnel_layout::sync::SyncKind;
 use ginnel_sync::authority::Left;
-pub use record::{Change, SyncObject, SyncUser};
+pub use record::{Change, SyncObject, SyncUser, kind_of};
 
 impl Class for Change {
     const RECORDS: &[&str] = &["sync", "sync_opened", "sync_closed", "sync_unlinked"];
@@ -85,19 +84,4 @@ fn relay(books: &Books, object: u64, users: &[SyncUser], bells: &mut Relayed) {
             }
         }
     }
-}
-
-/// Returns the epoch after this one. Epochs wrap around; 0 is for slots that are free.
-fn following(epoch: u16) -> u16 {
-    epoch.checked_add(1).filter(|&next| next != u16::MAX).unwrap_or(1)
-}
-
-/// Returns a doorbell in the form in which a slot contains it.
-fn bell_word(endpoint: &Endpoint) -> u32 {
-    endpoint.member << 16 | endpoint.vector
-}
-
-/// Returns the kind of an object.
-pub fn kind_of(object: &SyncObject) -> SyncKind {
-    SyncKind(object.kind)
 }

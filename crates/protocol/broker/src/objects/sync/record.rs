@@ -1,6 +1,7 @@
 //! Records of synchronisation objects.
 
 use crate::text::Text;
+use ginnel_layout::sync::SyncKind;
 use serde::{Deserialize, Serialize};
 
 /// One change, as [`crate::record::Record`].
@@ -79,4 +80,9 @@ pub struct SyncUser {
     pub endpoint: u32,
     /// The nonce that the endpoint has chosen for its request.
     pub nonce: u64,
+}
+
+/// Returns the kind of an object.
+pub fn kind_of(object: &SyncObject) -> SyncKind {
+    SyncKind(object.kind)
 }

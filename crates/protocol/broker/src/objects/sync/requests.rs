@@ -1,10 +1,11 @@
 //! The requests to open, close and unlink synchronisation objects.
 
-use super::{Change, SyncObject, SyncUser, bell_word, kind_of};
+use super::record::{Change, SyncObject, SyncUser, kind_of};
+use crate::books::Endpoint;
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::effects::{Effect, World};
-use crate::objects::memory_object::no_room;
+use crate::objects::quota::no_room;
 use crate::reply::{Refusal, body, broken, checked};
 use crate::service::{Request, Service};
 use crate::text::Text;
@@ -220,4 +221,9 @@ impl Broker {
         self.record(Change::Unlinked { object: object.number })?;
         self.ok(caller)
     }
+}
+
+/// Returns a doorbell in the form in which a slot contains it.
+fn bell_word(endpoint: &Endpoint) -> u32 {
+    endpoint.member << 16 | endpoint.vector
 }
