@@ -14,14 +14,10 @@
 //! of something that exists must raise the format.
 
 use crate::books::Books;
-use crate::record::Record;
+use crate::record::{FORMAT, Record};
 use crate::text::Hex16;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
-
-/// The version of the journals that this daemon writes, and the latest that it reads. Since format 2 the files of segments may be in the
-/// daemon's own folder, where earlier daemons do not look for them. Since format 3 lines have numbers, and snapshots an end.
-pub const FORMAT: u32 = 3;
 
 /// The contents of a journal.
 #[derive(Debug, Default, PartialEq)]

@@ -13,6 +13,10 @@ use serde::de::{DeserializeSeed, EnumAccess, VariantAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
 
+/// The version of the journals that this daemon writes, and the latest that it reads. Since format 2 the files of segments may be in the
+/// daemon's own folder, where earlier daemons do not look for them. Since format 3 lines have numbers, and snapshots an end.
+pub const FORMAT: u32 = 3;
+
 /// One change. Journals on disk contain the names of variants and fields: new ones may be added, but existing ones must not
 /// change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,7 +40,7 @@ pub enum Record {
         /// The numbers that endpoints have had, and the next epoch of each.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         epochs: Vec<(u32, u32)>,
-        /// The [`crate::lines::FORMAT`] of the daemon that wrote this journal; 0 in journals that are older than the field.
+        /// The [`FORMAT`] of the daemon that wrote this journal; 0 in journals that are older than the field.
         #[serde(default)]
         format: u32,
     },
@@ -333,7 +337,6 @@ pub struct Attach {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::books::Books;
     use crate::objects::channel;
     use ginnel_layout::channel::Capacities;
 
@@ -348,19 +351,6 @@ mod tests {
         };
         assert_eq!((memory, page, readers.len(), own_folder), (MemoryKind::Bar, 4096, 0, false));
         assert_eq!(runtime.map(|spec| spec.members.len()), Some(2));
-    }
-
-    #[test]
-    fn after_a_reboot_no_file_is_at_an_old_place() {
-        let old = r#"{"segment":{"name":"web","uuid":"000102030405060708090a0b0c0d0e0f","size":4194304,
-            "members":[0],"runtime":null}}"#;
-        let mut books = Books::default();
-        books.begin(Hex16([1; 16]));
-        books.apply(&serde_json::from_str(old).unwrap()).unwrap();
-        for (boot, own_folder) in [(1, false), (2, true)] {
-            books.begin(Hex16([boot; 16]));
-            assert!(books.segments.values().all(|segment| segment.own_folder == own_folder));
-        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Indexes of the endpoints by other keys than their number. They follow from the endpoints in the books, and change
 //! with them.
 
-use crate::books::Endpoint;
+use super::endpoint::Endpoint;
 use ginnel_layout::Name;
 use std::collections::{BTreeMap, BTreeSet};
 

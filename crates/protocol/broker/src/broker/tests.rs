@@ -9,7 +9,7 @@ use crate::memory::{MemoryFile, MemoryKind};
 use crate::objects::block::BlockGrant;
 use crate::objects::channel;
 use crate::process::Image;
-use crate::record::Record;
+use crate::record::{FORMAT, Record};
 use crate::text::{Hex16, Text};
 use ginnel_layout::ring::SideState;
 use ginnel_layout::sync::SyncKind;
@@ -115,7 +115,7 @@ impl Bench {
             next_channel: 1,
             next_object: 1,
             epochs: Vec::new(),
-            format: lines::FORMAT,
+            format: FORMAT,
         };
         assert!(broker.note(start));
         for (number, member) in [(0, "host"), (VM, "vm-a")] {

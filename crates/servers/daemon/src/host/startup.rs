@@ -15,7 +15,7 @@ use crate::namer::{Namer, Unnamed};
 use anyhow::Context;
 use ginnel_broker::books::Books;
 use ginnel_broker::declared::SegmentSpec;
-use ginnel_broker::lines::FORMAT;
+use ginnel_broker::record::FORMAT;
 use ginnel_broker::text::Hex16;
 use ginnel_broker::trust::{self, Mark, NO_MARK};
 use ginnel_config::{Bytes, Problem};

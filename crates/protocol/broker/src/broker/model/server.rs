@@ -9,7 +9,7 @@ use crate::lines::{self, Replayed};
 use crate::memory::{MemoryFile, MemoryKind};
 use crate::process::Process;
 use crate::programs::{Message, NotOpen, Programs};
-use crate::record::Record;
+use crate::record::{FORMAT, Record};
 use crate::reply;
 use crate::text::{Hex16, Text};
 use crate::vectors::Told;
@@ -182,7 +182,7 @@ impl Server {
             next_channel: 1,
             next_object: 1,
             epochs: Vec::new(),
-            format: lines::FORMAT,
+            format: FORMAT,
         });
         for (number, member) in [(HOST_MEMBER, "host"), (1, "vm-a"), (2, "vm-b"), (3, "vm-c")] {
             server.note(Record::Member { number, name: Text(name(member)), runtime: None, retired: false });

@@ -1,6 +1,7 @@
 //! Journals that are rewritten while they grow, that cannot be written, or that a killed daemon has left.
 
 use super::*;
+use ginnel_broker::record::FORMAT;
 use ginnel_broker::text::{Hex16, Text};
 use ginnel_broker::trust::doubt;
 use ginnel_layout::Name;
@@ -32,7 +33,7 @@ impl Pair {
             next_channel: 1,
             next_object,
             epochs: Vec::new(),
-            format: ginnel_broker::lines::FORMAT,
+            format: FORMAT,
         };
         books.apply(&start).unwrap();
         let at = Mark { boot_id, journal: Hex16([9; 16]), last: 0 };
@@ -222,7 +223,7 @@ fn optional_records_of_a_newer_daemon_are_skipped_and_others_refused() {
         *format += 1;
     }
     let problem = with(&line(2, &start)).1.unwrap_err().to_string();
-    assert!(problem.contains(&format!("format {}", ginnel_broker::lines::FORMAT + 1)), "{problem}");
+    assert!(problem.contains(&format!("format {}", FORMAT + 1)), "{problem}");
 }
 
 #[test]
