@@ -223,7 +223,10 @@ fn a_file_of_an_older_daemon_stays_where_it_is() {
         assert_eq!(segment(&daemon)["path"], old.to_str().unwrap());
         let again = daemon.attach("web", "again");
         assert_eq!(again.memory.load_acquire_u64(1 << 20), 7);
-        assert_eq!(daemon.client().attach_as(own.back).unwrap().wire.epoch, own.wire.epoch);
+        // It comes back once more, so it must not detach.
+        let back = daemon.client().attach_as(own.back).unwrap();
+        assert_eq!(back.wire.epoch, own.wire.epoch);
+        back.hang_up();
         assert_eq!(fs::metadata(&old).unwrap().ino(), inode);
         assert!(!daemon.shm("web").exists());
         daemon.restart();
