@@ -1,7 +1,7 @@
 //! Slices: a segment for each of several members that must not see each other's. They lie in one file if QEMU can
 //! map a part of a file (`offset=`), so that a manager finds them side by side; otherwise each has a file of its own.
 
-use super::{Config, Segment};
+use super::{Config, HOST, Segment};
 use ginnel_broker::declared::{SegmentSpec, SliceFiles};
 use ginnel_config::Problem;
 use std::path::Path;
@@ -61,6 +61,12 @@ impl Config {
             }
             return Ok(vec![self.segment(name, spec, place)?]);
         }
+        // Whoever has a slice on the host has the descriptor of its file.
+        let is_one = !spec.slices.iter().any(|member| member == HOST);
+        if !is_one && spec.slice_files == SliceFiles::One {
+            let what = "slice_files is \"one\", and programs of the host would have the slices of the others";
+            return Err(Problem::new(place, what, "leave slice_files out, or `host` out of `slices`"));
+        }
         let mut slices: Vec<Segment> = Vec::new();
         for member in &spec.slices {
             if spec.members.contains(member) || spec.readers.contains(member) {
@@ -74,7 +80,7 @@ impl Config {
                 return Err(Problem::new(place, format!("{member:?} has two slices"), "remove one"));
             }
             slice.slice_files = spec.slice_files;
-            if spec.slice_files != SliceFiles::Each {
+            if is_one && spec.slice_files != SliceFiles::Each {
                 slice.shared_file = Some(slice.path.with_file_name(name));
             }
             slices.push(slice);
@@ -148,8 +154,14 @@ mod tests {
             assert_eq!(slice.shared_file.as_deref(), Some(Path::new("/dev/shm/ginnel/job")));
             assert_eq!(slice.path, Path::new("/dev/shm/ginnel").join(name.as_str()));
         }
-        let config = parse("members = [\"host\"]\nslices = [\"w1\"]\nslice_files = \"each\"").unwrap();
-        assert!(config.segments.values().all(|slice| slice.shared_file.is_none()));
+        for alone in
+            ["members = [\"host\"]\nslices = [\"w1\"]\nslice_files = \"each\"", "slices = [\"w1\", \"host\"]"]
+        {
+            assert!(
+                parse(alone).unwrap().segments.values().all(|slice| slice.shared_file.is_none()),
+                "{alone}"
+            );
+        }
     }
 
     #[test]
@@ -157,6 +169,7 @@ mod tests {
         for (text, says) in [
             ("members = [\"host\", \"w1\"]\nslices = [\"w1\"]", "\"w1\" shares all slices"),
             ("members = [\"host\"]\nslices = [\"w1\", \"w1\"]", "\"w1\" has two slices"),
+            ("slices = [\"host\", \"w1\"]\nslice_files = \"one\"", "programs of the host"),
             ("members = [\"host\"]\nslices = [\"w3\"]", "\"w3\" is not a VM"),
             ("members = [\"host\"]\nslice_files = \"one\"", "no slices"),
             ("members = [\"host\"]\nslices = [\"w1\"]\nslice_files = \"two\"", "two"),
