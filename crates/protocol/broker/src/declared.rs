@@ -121,3 +121,11 @@ pub struct Access {
     /// Whether the segment is an RDMA device.
     pub verbs: bool,
 }
+
+impl Access {
+    /// Returns whether this user, if there is one, or a member of one of these groups may attach.
+    pub fn admits<'a>(&self, user: Option<u32>, groups: impl IntoIterator<Item = &'a u32>) -> bool {
+        user.is_some_and(|user| self.users.contains(&user))
+            || groups.into_iter().any(|group| self.groups.contains(group))
+    }
+}

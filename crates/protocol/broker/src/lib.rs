@@ -13,6 +13,7 @@
 //! | [`books`], [`record`], [`arena`], [`vectors`], `number_set`, `account`, `numbers` | the state, and the changes that lead to it |
 //! | [`lines`], [`trust`], [`text`] | these changes as lines of a journal, whether a journal has all of them, and names in it |
 //! | [`declared`], [`limits`], [`memory`] | what an administrator declares, and the memory of segments |
+//! | [`recipients`] | who was given the memory of a segment |
 
 pub mod account;
 pub mod allowance;
@@ -35,6 +36,7 @@ mod owners;
 mod packets;
 pub mod process;
 pub mod programs;
+pub mod recipients;
 pub mod record;
 pub mod relayed;
 pub mod reply;

@@ -5,6 +5,7 @@ use crate::declared::{SegmentSpec, VmSpec};
 use crate::memory::{FilePart, MemoryFile, MemoryKind};
 use crate::objects::{Change, with_all_classes};
 use crate::process::Process;
+use crate::recipients::Recipients;
 use crate::text::{Hex16, Text};
 use crate::told::Told;
 use ginnel_layout::dax::SMALL_PAGE;
@@ -115,6 +116,9 @@ pub enum Record {
         /// The file that has the segment's memory.
         #[serde(default)]
         file: MemoryFile,
+        /// Who was given the memory. Older daemons did not note it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        recipients: Option<Recipients>,
         /// The declaration, if the segment was declared at run time.
         runtime: Option<SegmentSpec>,
     },
@@ -344,11 +348,12 @@ mod tests {
     fn a_segment_of_an_older_journal_is_a_bar_at_its_old_place() {
         let old = r#"{"segment":{"name":"web","uuid":"000102030405060708090a0b0c0d0e0f","size":4194304,
             "members":[0,1],"runtime":{"size":4194304,"members":["host","a"],"page":null}}}"#;
-        let Ok(Record::Segment { memory, page, readers, own_folder, runtime, .. }) =
+        let Ok(Record::Segment { memory, page, readers, own_folder, recipients, runtime, .. }) =
             serde_json::from_str(old)
         else {
             panic!("not read");
         };
+        assert_eq!(recipients, None, "they are not known");
         assert_eq!((memory, page, readers.len(), own_folder), (MemoryKind::Bar, 4096, 0, false));
         assert_eq!(runtime.map(|spec| spec.members.len()), Some(2));
     }

@@ -3,9 +3,11 @@
 use crate::account::Account;
 use crate::broker::Broker;
 use crate::caller::Caller;
-use crate::effects::{ClientId, Effect, FdRef, World};
+use crate::declared::Access;
+use crate::effects::{ClientId, Effect, FdRef, Who, World};
 use crate::holds::token_matches;
 use crate::objects::Change;
+use crate::recipients::Recipient;
 use crate::record::{Attach, Record};
 use crate::reply::{self, Refusal, body, broken, checked};
 use crate::service::Request;
@@ -13,6 +15,7 @@ use crate::text::{Hex16, Text};
 use ginnel_layout::segment::{self, MappingKind};
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
 use ginnel_layout::{HOST_MEMBER, Name};
+use std::collections::BTreeSet;
 use tracing::info;
 use zerocopy::IntoBytes;
 
@@ -158,6 +161,7 @@ impl Broker {
         let Some((endpoint, epoch)) = self.books.numbers.vacant() else {
             return Err(Refusal::new(ErrorCode::LIMIT, "there are 4294967295 endpoints: end some"));
         };
+        self.note_recipient(&segment, &who)?;
         let attach = Attach {
             endpoint,
             epoch,
@@ -199,7 +203,9 @@ impl Broker {
         {
             return stale("segment, member or token are not its own");
         }
-        self.may_adopt(endpoint, &client.who)?;
+        let (segment, who) = (endpoint.segment, client.who.clone());
+        self.may_adopt(endpoint, &who)?;
+        self.note_recipient(&segment, &who)?;
         self.owner_returns(number, process)?;
         if let Some(hold) = hold {
             self.adopted(number, hold, process)?;
@@ -210,8 +216,29 @@ impl Broker {
     /// Returns whether a user of the host may attach to a segment.
     pub fn may_attach(&self, segment: &Name, uid: u32, groups: &[u32]) -> bool {
         let access = self.access.get(segment);
-        self.is_root(uid)
-            || access.is_some_and(|a| a.users.contains(&uid) || groups.iter().any(|g| a.groups.contains(g)))
+        self.is_root(uid) || access.is_some_and(|access| access.admits(Some(uid), groups))
+    }
+
+    /// Notes that a user of the host is given the memory of a segment, unless it was noted before.
+    fn note_recipient(&mut self, segment: &Name, who: &Who) -> Result<(), Refusal> {
+        if who.member != HOST_MEMBER || who.uid == 0 {
+            return Ok(());
+        }
+        let Some(books) = self.books.segments.get(segment) else { return Ok(()) };
+        let (nobody, access) = (Access::default(), self.access.get(segment));
+        let known = books.recipients.as_ref();
+        let all = known.and_then(|all| all.with(who.uid, &who.groups, access.unwrap_or(&nobody)));
+        let record = all.map(|all| books.with_recipients(all));
+        record.map_or(Ok(()), |record| self.record(record))
+    }
+
+    /// Returns who was given the memory of a segment and may not attach to it any more, if this is who may.
+    pub fn excluded(&self, segment: &Name, access: &Access) -> BTreeSet<Recipient> {
+        let known = self.books.segments.get(segment).and_then(|segment| segment.recipients.as_ref());
+        let may = |one: &&Recipient| {
+            one.user.is_some_and(|user| self.is_root(user)) || access.admits(one.user, &one.groups)
+        };
+        known.into_iter().flat_map(|known| known.iter()).filter(|one| !may(one)).cloned().collect()
     }
 
     /// Returns whether a user of the host may attach to every segment.

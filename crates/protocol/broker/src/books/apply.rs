@@ -89,6 +89,7 @@ impl Books {
                 part,
                 own_folder,
                 file,
+                recipients,
                 runtime,
             } => {
                 let arena = match self.segments.get_mut(&name.0) {
@@ -113,6 +114,7 @@ impl Books {
                     part: part.clone(),
                     own_folder: *own_folder,
                     file: *file,
+                    recipients: recipients.clone(),
                     runtime: runtime.clone(),
                     arena,
                     vectors,

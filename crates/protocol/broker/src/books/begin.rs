@@ -3,6 +3,7 @@
 use super::{Books, Member, Segment};
 use crate::memory::MemoryFile;
 use crate::objects::Change;
+use crate::recipients::Recipients;
 use crate::record::{FORMAT, Record};
 use crate::text::{Hex16, Text};
 use tracing::warn;
@@ -16,9 +17,12 @@ impl Books {
             records.extend(Change::rebooted(self).map(Record::Object));
             records.extend(self.endpoints.keys().map(|&endpoint| Record::Dead { endpoint }));
             records.extend(self.members.keys().map(|&member| Record::Left { member }));
-            // No file is left at an old place.
-            let old = self.segments.values().filter(|segment| !segment.own_folder);
-            records.extend(old.map(|old| Segment { own_folder: true, ..old.clone() }.declaration()));
+            // No file is left at an old place, and nobody has one.
+            let nobody = Some(Recipients::default());
+            let old = self.segments.values().filter(|old| !old.own_folder || old.recipients != nobody);
+            records.extend(old.map(|old| {
+                Segment { own_folder: true, recipients: nobody.clone(), ..old.clone() }.declaration()
+            }));
             let waiting = self.segments.values().filter(|segment| segment.former.is_some());
             records.extend(waiting.map(|s| Record::SegmentFormer { name: Text(s.name), processes: None }));
         }
@@ -46,8 +50,11 @@ impl Books {
         let members =
             old.members.values().map(|member| Member { qemu: None, session: None, ..member.clone() });
         let members: Vec<Member> = members.collect();
-        let segments =
-            old.segments.values().map(|segment| Segment { file: MemoryFile::Unknown, ..segment.clone() });
+        let segments = old.segments.values().map(|segment| Segment {
+            file: MemoryFile::Unknown,
+            recipients: None,
+            ..segment.clone()
+        });
         let records = old.dump().take(1).chain(members.iter().flat_map(Member::dump));
         for record in records.chain(segments.map(|segment| segment.declaration())) {
             if let Err(error) = self.apply(&record) {
@@ -71,6 +78,7 @@ mod tests {
         for (boot, own_folder) in [(1, false), (2, true)] {
             books.begin(Hex16([boot; 16]));
             assert!(books.segments.values().all(|segment| segment.own_folder == own_folder));
+            assert!(books.segments.values().all(|segment| segment.recipients.is_some() == own_folder));
         }
     }
 }

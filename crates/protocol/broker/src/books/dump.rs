@@ -3,6 +3,7 @@
 use super::{Books, Endpoint, Member, Segment, Session};
 use crate::objects::Change;
 use crate::process::Process;
+use crate::recipients::Recipients;
 use crate::record::{Attach, FORMAT, Record};
 use crate::text::Text;
 use std::collections::BTreeSet;
@@ -59,6 +60,7 @@ impl Segment {
             part: self.part.clone(),
             own_folder: self.own_folder,
             file: self.file,
+            recipients: self.recipients.clone(),
             runtime: self.runtime.clone(),
         }
     }
@@ -66,6 +68,15 @@ impl Segment {
     /// Returns the record that gives the segment these members, and leaves the rest as it is.
     pub fn with_members(&self, members: BTreeSet<u32>, readers: BTreeSet<u32>) -> Record {
         Self { members, readers, ..self.clone() }.declaration()
+    }
+
+    /// Returns the record that these were given the segment's memory, and leaves the rest as it is.
+    pub fn with_recipients(&self, recipients: Recipients) -> Record {
+        let mut record = self.declaration();
+        if let Record::Segment { recipients: known, .. } = &mut record {
+            *known = Some(recipients);
+        }
+        record
     }
 
     /// Returns the record of its former members, if there is anything to record.

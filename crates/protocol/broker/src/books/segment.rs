@@ -4,6 +4,7 @@ use crate::arena::Arena;
 use crate::declared::SegmentSpec;
 use crate::memory::{FilePart, MemoryFile, MemoryKind};
 use crate::process::Process;
+use crate::recipients::Recipients;
 use crate::text::Hex16;
 use ginnel_layout::Name;
 use ginnel_layout::segment::Access;
@@ -32,6 +33,8 @@ pub struct Segment {
     pub own_folder: bool,
     /// The file that has the segment's memory.
     pub file: MemoryFile,
+    /// Who was given memory of that file. `None` if an older daemon has given it, which did not note to whom.
+    pub recipients: Option<Recipients>,
     /// The declaration, if the segment was declared at run time.
     pub runtime: Option<SegmentSpec>,
     /// The allocator of the segment's memory.

@@ -9,6 +9,7 @@ use crate::memory::{MemoryFile, MemoryKind};
 use crate::objects::block::BlockGrant;
 use crate::objects::channel;
 use crate::process::Image;
+use crate::recipients::Recipients;
 use crate::record::{FORMAT, Record};
 use crate::text::{Hex16, Text};
 use ginnel_layout::ring::SideState;
@@ -139,6 +140,7 @@ impl Bench {
                 part: None,
                 own_folder: true,
                 file: MemoryFile::Unrecorded,
+                recipients: Some(Recipients::default()),
                 runtime: None,
             }));
             for member in sharers {

@@ -15,6 +15,7 @@ use ginnel_broker::books;
 use ginnel_broker::declared::{SegmentSpec, VmSpec};
 use ginnel_broker::limits::MAX_MEMBER;
 use ginnel_broker::memory::{FilePart, MemoryFile, MemoryKind};
+use ginnel_broker::recipients::Recipients;
 use ginnel_broker::record::Record;
 use ginnel_broker::text::{Hex16, Text};
 use ginnel_config::{Bytes, Problem};
@@ -498,12 +499,20 @@ impl Server {
             || known
                 .as_ref()
                 .is_none_or(|k| (k.memory, k.page, k.size, &k.part) != (memory, page, size, &part));
+        let recipients = match &known {
+            // An earlier daemon has not noted to whom it gave the memory.
+            Some(known) if !made || known.file == file => {
+                Some(known.recipients.clone().unwrap_or_else(|| Recipients::all(&segment.access)))
+            }
+            _ => Some(Recipients::default()),
+        };
         let unchanged = known.as_ref().is_some_and(|k| {
             !new && k.members == members
                 && k.readers == readers
                 && k.runtime == runtime
                 && k.own_folder == own_folder
                 && k.file == file
+                && k.recipients == recipients
         });
         if let Some(known) = &known {
             // The endpoints of members that have no share in the segment any more.
@@ -537,6 +546,7 @@ impl Server {
                 part,
                 own_folder,
                 file,
+                recipients,
                 runtime: runtime.clone(),
             });
         }

@@ -5,6 +5,7 @@
 //! | nobody gets memory twice, all of it lies in its segment, and what ends is given back | [`Broker::check`], [`Server::what_was_given_stays`], [`Server::everything_is_given_back`] |
 //! | memory is made ready before it is given away, and nobody else's memory is written | [`Server::was_made_ready`], [`Server::writes_into_what_is_there`] |
 //! | each request has one answer, which goes to the program that has asked | [`Asked::is_answered_once`] |
+//! | nobody is given memory without a note of it | [`Server::is_noted`] |
 //! | nobody sees anything of a segment of others, or ends an endpoint of another member | [`Server::may_see`], [`Server::endpoints_of_others`] |
 //! | no limit is exceeded, and nothing grows without bound | [`Server::limits_are_kept`], [`Server::nothing_is_left_over`] |
 //! | the journal makes the same books | [`Server::a_successor_knows_the_same`], [`Server::journal_makes_the_books`] |
@@ -13,12 +14,13 @@
 
 use super::server::{Known, SEGMENTS, Server, VMS, name};
 use crate::account::Tally;
-use crate::books::{Books, Endpoint};
+use crate::books::{Books, Endpoint, Segment};
 use crate::broker::consistency::check_packet;
-use crate::broker::{ClientId, Effect, FdRef};
+use crate::broker::{ClientId, Effect, FdRef, Who};
 use crate::limits::MAX_BOARDS;
 use crate::objects::{Change, block, board, channel, sync};
 use crate::process::Process;
+use crate::recipients::Recipient;
 use crate::record::Record;
 use ginnel_layout::channel::Capacities;
 use ginnel_layout::wire::{self, Header, Kind, SocketRole};
@@ -423,6 +425,15 @@ impl Server {
         assert!(good, "{effect:?}");
     }
 
+    /// Returns whether the books say that a user was given the memory of a segment.
+    fn is_noted(&self, segment: &Segment, who: &Who) -> bool {
+        let is_his = |one: &Recipient| {
+            one.user.is_none_or(|user| user == who.uid)
+                && one.groups.iter().all(|group| who.groups.contains(group))
+        };
+        who.uid == 0 || segment.recipients.as_ref().is_some_and(|all| all.iter().any(is_his))
+    }
+
     /// A program gets only what concerns its own endpoint and segment, and descriptors only if it is on the host.
     pub fn may_see(&self, client: ClientId, packet: &[u8], fds: &[FdRef]) {
         check_packet(&Effect::Send { client, packet: packet.to_vec(), fds: fds.to_vec() });
@@ -445,6 +456,8 @@ impl Server {
                     FdRef::Event(member, vector) => books.vectors_of(&segment.name, *member).contains(vector),
                 };
                 assert!(own, "{fd:?} for a program of {}", segment.name);
+                let is_memory = !matches!(fd, FdRef::Event(..));
+                assert!(!is_memory || self.is_noted(segment, &there.who), "the memory without a note");
             }
         }
         match header.kind {

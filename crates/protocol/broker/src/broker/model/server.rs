@@ -9,6 +9,7 @@ use crate::lines::{self, Replayed};
 use crate::memory::{MemoryFile, MemoryKind};
 use crate::process::Process;
 use crate::programs::{Message, NotOpen, Programs};
+use crate::recipients::Recipients;
 use crate::record::{FORMAT, Record};
 use crate::reply;
 use crate::text::{Hex16, Text};
@@ -216,6 +217,7 @@ impl Server {
             part: None,
             own_folder: true,
             file: MemoryFile::Unrecorded,
+            recipients: Some(Recipients::default()),
             runtime: None,
         });
         for &member in members {

@@ -202,6 +202,7 @@ fn returning_and_unlistening_cost_only_what_waits() {
         part: None,
         own_folder: true,
         file: MemoryFile::Unrecorded,
+        recipients: Some(Recipients::default()),
         runtime: None,
     }));
     let vectors = bench.broker.books.allot(&big, 0, bench.broker.vectors);

@@ -121,6 +121,7 @@ fn doorbells_are_named_in_the_form_that_the_caller_can_use() {
         part: None,
         own_folder: true,
         file: MemoryFile::Unrecorded,
+        recipients: Some(Recipients::default()),
         runtime: None,
     }));
     let vectors = bench.broker.books.allot(&name("web"), 2, 4);

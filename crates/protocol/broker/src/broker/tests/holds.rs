@@ -172,6 +172,13 @@ fn an_adopter_of_another_user_needs_access_to_the_segment() {
     assert_eq!(bench.ask(other, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes()), Kind::ATTACHED);
     // What the adopter makes is charged to the endpoint's user.
     assert_eq!(bench.broker.books.endpoints[&attached.endpoint].uid, 1000);
+    // He was given the memory too.
+    let excluded = |access: &Access| {
+        let excluded = bench.broker.excluded(&name("web"), access);
+        excluded.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(excluded(&Access::default()), ["user 1000", "user 1001"]);
+    assert_eq!(excluded(&Access { users: [OTHER].into(), ..Access::default() }), ["user 1000"]);
     bench.check();
     // The endpoint's own user needs no further rights.
     bench
