@@ -1,7 +1,7 @@
 //! Declares and removes members and segments: from the configuration at the start, and at run time.
 
-use super::former::may_have_pinned;
 use super::front::Front;
+use super::kept::Kept;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
 use super::server::Server;
 use super::token::Token;
@@ -387,22 +387,22 @@ impl Server {
         }
         let known = self.broker.books().segments.get(&name).cloned();
         let declared = segment;
-        let mut former = self.running_former(&name);
+        let mut kept = self.kept(declared, &members);
         let said = self.segments.why_broken(&name).map(str::to_owned);
-        if known.as_ref().is_some_and(|known| known.former.is_some()) {
-            if self.is_unused(&name, &members) {
-                self.renew(declared);
+        if !kept.is_empty() || known.as_ref().is_some_and(|known| known.former.is_some()) {
+            if self.is_unused(&kept) {
+                self.renew(declared, &kept);
                 return self.declare_segment(declared, runtime, place, lenient);
             }
-            if !former.is_empty() && self.nobody_has(&name, &members) {
-                if may_have_pinned(&former) {
-                    self.tell_lost(&name);
-                    self.renew(declared);
+            if !kept.is_empty() && self.nobody_has(&name, &kept) {
+                if kept.may_be_pinned() {
+                    self.tell_lost(&kept);
+                    self.renew(declared, &kept);
                     return self.declare_segment(declared, runtime, place, lenient);
                 }
-                former.clear();
-            } else if !former.is_empty() && self.segments.is_withheld(&name) {
-                return Ok(()); // It is open, and its former members still run.
+                kept = Kept::default();
+            } else if !kept.is_empty() && self.segments.is_withheld(&name) {
+                return Ok(()); // It is open, and somebody may still have it.
             }
         }
         let books = self.broker.books();
@@ -469,11 +469,11 @@ impl Server {
                 return Err(problem.into());
             }
         };
-        if !former.is_empty() {
+        if !kept.is_empty() {
             self.broker.segment_ends(&name);
             self.run_effects();
-            if self.is_unused(&name, &members) {
-                self.renew(declared);
+            if self.is_unused(&kept) {
+                self.renew(declared, &kept);
                 return self.declare_segment(declared, runtime, place, lenient);
             }
         }
@@ -554,8 +554,8 @@ impl Server {
         self.broker.set_access(name, segment.access.clone());
         let generation = self.broker.books().generation;
         self.segments.write_front(Front { name, uuid: uuid.0, size, memory, page, generation }, new);
-        if !former.is_empty() {
-            self.withhold(&name, &former, said.as_deref());
+        if !kept.is_empty() {
+            self.withhold(&name, &kept, said.as_deref());
             self.out_of_service.insert(name, (wanted.clone(), runtime, place.to_owned()));
         } else if known.as_ref().is_some_and(|known| known.former.is_some()) {
             self.forget_former(&name);
@@ -627,6 +627,7 @@ impl Server {
         self.broker.segment_ends(name);
         // The endpoints learn of this through the segment's memory, so it must still be mapped.
         self.run_effects();
+        self.hand_on(name);
         let members = self.broker.books().segments.get(name).map(|s| s.members.clone()).unwrap_or_default();
         self.drop_doorbells(name);
         self.broker.note(Record::SegmentRemoved { name: Text(*name) });

@@ -15,37 +15,34 @@
 
 use super::config;
 use super::holders::{Found, Holder, PATIENCE, WAIT};
-use super::in_use::others_have;
 use super::server::Server;
-use crate::{at_hand, pidwatch};
+use crate::pidwatch;
 use ginnel_broker::books;
 use ginnel_broker::process::Process;
 use ginnel_broker::record::Record;
 use ginnel_broker::text::Text;
 use ginnel_layout::{HOST_MEMBER, Name};
-use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 /// Stands for any program of the host, the end of which cannot be seen. (A QEMU of another process namespace has the time 0.)
-const OF_HOST: Process = Process { pid: 0, started: 1 };
+pub(super) const OF_HOST: Process = Process { pid: 0, started: 1 };
 
 /// Stands for a process of this member that a look may have missed, because it was not completed.
 fn missed(member: u32) -> Process {
     Process { pid: 0, started: OF_HOST.started + 1 + u64::from(member) }
 }
 
-fn is_missed(process: &Process) -> bool {
+pub(super) fn is_missed(process: &Process) -> bool {
     process.pid == 0 && process.started > OF_HOST.started
 }
 
 /// The processes of former members, with the names of their VMs.
 pub(super) type Former = BTreeMap<Process, Name>;
 
-fn runs(process: &Process) -> bool {
+pub(super) fn runs(process: &Process) -> bool {
     process.pid == 0 || pidwatch::is_alive(process)
 }
 
@@ -115,7 +112,7 @@ impl Server {
         self.run_effects();
     }
 
-    fn note_processes(&mut self, name: &Name, former: Former) {
+    pub(super) fn note_processes(&mut self, name: &Name, former: Former) {
         let processes = former.into_iter().map(|(process, vm)| (Text(vm), process)).collect();
         self.broker.note(Record::SegmentFormer { name: Text(*name), processes: Some(processes) });
     }
@@ -179,87 +176,10 @@ impl Server {
         former.map(|(process, vm)| (*process, *vm)).collect()
     }
 
-    /// Returns whether a segment could get another file without anybody's loss: none of these members uses it, and nothing is in it.
-    pub(super) fn is_unused(&self, name: &Name, members: &BTreeSet<u32>) -> bool {
-        let segment = self.broker.books().segments.get(name);
-        segment.is_none_or(|segment| segment.arena.used() == 0) && !self.has_users(name, members)
-    }
-
-    fn has_users(&self, name: &Name, members: &BTreeSet<u32>) -> bool {
-        let books = self.broker.books();
-        let running = |number: &u32| {
-            let qemu = books.members.get(number).and_then(|member| member.qemu.as_ref());
-            qemu.is_some_and(|qemu| runs(&qemu.process))
-        };
-        books.index.of_segment(name).next().is_some() || members.iter().any(running)
-    }
-
-    /// Returns whether nobody has the file of a segment that none of these members uses, although there are still things in it. If so,
-    /// nobody has to be waited for. The segment is not open after that.
-    pub(super) fn nobody_has(&mut self, name: &Name, members: &BTreeSet<u32>) -> bool {
-        if self.has_users(name, members) {
-            return false;
-        }
-        let Some(path) = self.segments.path(name).map(Path::to_owned) else { return false };
-        self.segments.forget(name);
-        let file = at_hand::open(&path, OFlags::RDONLY | OFlags::NONBLOCK).ok().flatten().map(File::from);
-        let others = |file: File| {
-            others_have(&file).inspect_err(|error| {
-                warn!(segment = %name, %error, "nobody can tell whether others have this segment's file, so it counts as if they did (is CAP_LEASE missing, or fs.leases-enable 0?)");
-            })
-        };
-        file.is_some_and(|file| others(file).is_ok_and(|others| !others))
-    }
-
-    /// Says what ends with a segment's memory.
-    pub(super) fn tell_lost(&self, name: &Name) {
-        let books = self.broker.books();
-        let blocks = books.blocks.values().filter(|block| block.segment.0 == *name).count();
-        let locks = books.syncs.values().filter(|sync| sync.segment.0 == *name).count();
-        warn!(segment = %name, blocks, locks, "programs that are no members any more may still have its memory pinned: what was kept in it ends");
-    }
-
-    /// Puts a segment out of service while these processes run.
-    pub(super) fn withhold(&mut self, name: &Name, former: &Former, said: Option<&str>) {
-        let mut who: Vec<String> = Vec::new();
-        for (process, vm) in former {
-            who.push(match (process.pid, vm) {
-                (0, vm) if vm.as_str() == config::HOST => "programs of the host (stop the segment's VMs too, since nobody knows which programs these are; what is kept in it ends)".into(),
-                (_, vm) if is_missed(process) => format!(
-                    "perhaps VM {vm} (not all processes could be looked at; the daemon looks again by itself)"
-                ),
-                (_, vm) if *vm != Name::NONE => format!("VM {vm}"),
-                (pid, _) => format!("process {pid}"),
-            });
-            self.watch_former(*process, *name);
-        }
-        who.dedup();
-        let why = format!(
-            "it has lost members, and its file is still in the memory of {}: end them; then it is in service again",
-            who.join(", ")
-        );
-        if said != Some(&why) {
-            let pids: Vec<u32> = former.keys().map(|process| process.pid).filter(|pid| *pid != 0).collect();
-            error!(segment = %name, ?pids, "segment out of service: {why}");
-        }
-        self.segments.withhold(name, why);
-    }
-
     /// Notes that no former member has the segment any more.
     pub(super) fn forget_former(&mut self, name: &Name) {
         self.broker.note(Record::SegmentFormer { name: Text(*name), processes: None });
         info!(segment = %name, "no former member has its file any more");
-    }
-
-    /// Ends a segment that nobody uses, so that it can be declared anew, with another file.
-    pub(super) fn renew(&mut self, segment: &config::Segment) {
-        let name = segment.name;
-        let at_old_place = self.broker.books().segments.get(&name).is_some_and(|known| !known.own_folder);
-        info!(segment = %name, "it has lost members, and nobody uses it: it gets a new file");
-        self.end_segment(&name);
-        if at_old_place {
-            self.segments.discard(&segment.at_old_place().path);
-        }
     }
 
     /// Looks for the processes that have segments, for a status.
@@ -317,11 +237,6 @@ impl Server {
         });
         shown.collect()
     }
-}
-
-/// Returns whether the kernel may have pinned pages for one of these, who has no file any more. Those who cannot be seen may be anybody.
-pub(super) fn may_have_pinned(former: &Former) -> bool {
-    former.keys().any(|process| process.pid == 0 && !is_missed(process))
 }
 
 /// Returns the file of a segment.

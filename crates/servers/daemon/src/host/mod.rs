@@ -10,6 +10,7 @@
 //! | [`watched_files`] | files of segments that others have changed, and that get back what they had |
 //! | [`in_use`] | whether anybody else has a file |
 //! | `former`, [`holders`] | processes that have a segment's file and are no members |
+//! | `kept` | segments that somebody may have who should not, until they get a new file |
 //! | `memory_limit` | the memory that the daemon's cgroups leave to it |
 //! | `doorbells`, `ringing` | the eventfds of doorbells, their announcement to QEMUs, and the threads that ring them |
 //! | [`server`], `token`, `turns` | the event loop |
@@ -44,6 +45,7 @@ pub mod in_use;
 mod inspect;
 pub mod ivshmem;
 pub mod journal;
+mod kept;
 pub mod members;
 mod memory_limit;
 pub mod own_folder;

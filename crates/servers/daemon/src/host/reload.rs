@@ -401,9 +401,8 @@ impl Server {
         if let Err(why) = self.room_for(new, &known.unwrap_or_default()) {
             return outcome.left(what, why);
         }
-        if old.access != new.access {
-            self.broker.set_access(new.name, new.access.clone());
-            outcome.done(format!("{what}: who may attach; programs that are attached stay"));
+        if old.access != new.access && self.change_access(new, outcome) {
+            return;
         }
         let joining = new.sharers().filter(|name| !old.sharers().any(|old| old == *name));
         let joining: Vec<&str> = joining.map(Name::as_str).collect();
@@ -420,6 +419,37 @@ impl Server {
             }
             Err(error) => outcome.left(what, format!("{error:#}")),
         }
+    }
+
+    /// Sets who may attach to a segment. Returns true if it is declared anew, because nobody uses it, and users who may not attach any more
+    /// were given its memory.
+    fn change_access(&mut self, new: &config::Segment, outcome: &mut Outcome) -> bool {
+        let what = format!("segment.{}", new.name);
+        let known = self.broker.books().segments.get(&new.name);
+        let members = known.map(|known| known.members.clone()).unwrap_or_default();
+        let is_slice = known.is_some_and(|known| known.part.is_some());
+        let kept = self.kept(new, &members);
+        if kept.is_empty() || is_slice || !self.is_unused(&kept) {
+            self.broker.set_access(new.name, new.access.clone());
+            outcome.done(format!("{what}: who may attach; programs that are attached stay"));
+            if !kept.is_empty() {
+                let why = "programs may still have it, and see what the others write until the daemon is restarted. Then the segment is \
+                           out of service until nobody has its file, and what is kept in it ends: stop these programs and the segment's \
+                           VMs, and restart the daemon";
+                outcome.left(format!("{what}, of which {} was given the memory", kept.names_of_users()), why);
+            }
+            return false;
+        }
+        self.renew(new, &kept);
+        self.config.segments.insert(new.name, new.clone());
+        match self.make_segment(new) {
+            Ok(()) => outcome.done(format!(
+                "{what}: who may attach; {} had its memory, and nobody uses it, so it gets a new file",
+                kept.names_of_users()
+            )),
+            Err(why) => outcome.left(what, format!("{why:#}; reload again")),
+        }
+        true
     }
 
     /// Makes the socket for the QEMU of a VM anew, because others may connect to it now. A QEMU that is connected stays.
