@@ -2,6 +2,11 @@
 //! engine; the driver binds, and fio finds what it has written; the engine is killed under load; the machine is reset, the driver
 //! unloaded and loaded; the holder dies; the VM's memory is not shared.
 
+#[path = "nvme/boot.rs"]
+mod boot;
+#[path = "nvme/tools.rs"]
+mod tools;
+
 use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
 use std::sync::Arc;

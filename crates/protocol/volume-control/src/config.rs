@@ -191,7 +191,8 @@ impl Spec {
                 Err(bad(key, format!("{value} is not in {least} to {most}"), "choose a number in that range"))
             }
         };
-        let queues = self.queues.unwrap_or(1);
+        // OVMF's driver makes two pairs, or none.
+        let queues = self.queues.unwrap_or(if is_nvme { 2 } else { 1 });
         range("queues", queues.into(), 1, if is_nvme { NVME_QUEUES_MAX } else { QUEUES_MAX }.into())?;
         let queue_size = self.queue_size.unwrap_or(1024);
         // A queue of NVMe always has one entry that is empty.
