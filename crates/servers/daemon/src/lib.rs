@@ -19,6 +19,7 @@ mod length;
 pub mod logging;
 pub mod namer;
 pub mod packet;
+mod patience;
 pub mod pidwatch;
 pub mod poller;
 pub mod spawned;

@@ -7,6 +7,7 @@
 
 use crate::at_hand;
 use crate::packet::{self, BACKLOG, Gone};
+use crate::patience::Patience;
 use crate::spawned::{Spawned, end_with_parent, own_program};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -25,12 +26,6 @@ use thiserror::Error;
 
 /// How long a daemon that serves nobody yet waits for names, in all.
 const AT_START: Duration = Duration::from_secs(4);
-/// How long it waits while others wait for it, at most at a time.
-const MEANWHILE: Duration = Duration::from_secs(1);
-
-/// How much of that comes back while it serves, in percent of the time that passes.
-const REFILL: u32 = 10;
-
 /// An answer that comes so soon uses up no patience. It takes milliseconds, unless the machine is busy or somebody holds a lock.
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// The longest packet: a path and some numbers, or the text of an error.
@@ -130,14 +125,8 @@ pub struct Namer {
     asked: VecDeque<Work>,
     /// What was done and not asked for again.
     done: Vec<(Work, Answer)>,
-    /// How long it can be waited for at most.
-    patience: Duration,
-    /// What is left of that. Whoever holds a lock for a short time again and again uses it up, too.
-    left: Duration,
-    /// How fast what was used comes back: this part of the time that passes.
-    refill: u32,
-    /// When some of it came back last.
-    refilled: Instant,
+    /// How long it can be waited for.
+    patience: Patience,
     /// The worker has not been in time, so nobody waits for it until it is.
     is_held_up: bool,
     command: fn() -> Command,
@@ -149,10 +138,7 @@ impl Default for Namer {
             worker: None,
             asked: VecDeque::new(),
             done: Vec::new(),
-            patience: AT_START,
-            left: AT_START,
-            refill: 0,
-            refilled: Instant::now(),
+            patience: Patience::new(AT_START, 0),
             is_held_up: false,
             command: || own_program(["namer"]),
         }
@@ -169,7 +155,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // It ends with the connection, at once unless it is held up.
         let _ = shutdown(&self.socket, Shutdown::Both);
-        self.process.wait(MEANWHILE / 10);
+        self.process.wait(AT_ONCE);
         self.process.try_bury();
     }
 }
@@ -177,13 +163,12 @@ impl Drop for Worker {
 impl Namer {
     /// Notes that others are served from now on.
     pub fn serves(&mut self) {
-        (self.patience, self.left) = (MEANWHILE, MEANWHILE);
-        (self.refill, self.refilled) = (REFILL, Instant::now());
+        self.patience = Patience::meanwhile();
     }
 
     /// Makes sure that there is a folder. Only if the kernel does not have it at hand, this waits, and for a short time.
     pub fn folder(&mut self, path: &Path, mode: u32) -> Result<(), Unnamed> {
-        if let Ok(Some(_)) = at_hand::open(path, OFlags::PATH | OFlags::DIRECTORY) {
+        if is_at_hand(path, OFlags::DIRECTORY) {
             return Ok(());
         }
         self.ask(&Work::Folder { path: path.to_owned(), mode }).map(drop)
@@ -191,7 +176,7 @@ impl Namer {
 
     /// Makes sure that there is a file. Only if the kernel does not have it at hand, this waits, and for a short time.
     pub fn file(&mut self, path: &Path) -> Result<(), Unnamed> {
-        if at_hand::stat(path).is_some() {
+        if is_at_hand(path, OFlags::empty()) {
             return Ok(());
         }
         self.ask(&Work::File { path: path.to_owned() }).map(drop)
@@ -216,7 +201,7 @@ impl Namer {
 
     /// Returns whether there is a file. Only if the kernel does not have it at hand, this waits, and for a short time.
     pub fn is_there(&mut self, path: &Path) -> Result<bool, Unnamed> {
-        if at_hand::stat(path).is_some() {
+        if is_at_hand(path, OFlags::empty()) {
             return Ok(true);
         }
         Ok(self.ask(&Work::Look { path: path.to_owned() })?.0)
@@ -224,20 +209,13 @@ impl Namer {
 
     fn ask(&mut self, work: &Work) -> Result<(bool, Option<OwnedFd>), Unnamed> {
         let begin = Instant::now();
-        let until = begin + self.time(begin);
-        let answer = self.ask_until(work, until);
+        let left = self.patience.left(begin);
+        let answer = self.ask_until(work, if self.is_held_up { begin } else { begin + left });
         let waited = begin.elapsed();
         if waited > AT_ONCE {
-            self.left = self.left.saturating_sub(waited);
+            self.patience.waited(waited);
         }
         answer
-    }
-
-    /// Returns how long it can be waited for now.
-    fn time(&mut self, now: Instant) -> Duration {
-        let back = now.duration_since(std::mem::replace(&mut self.refilled, now)) * self.refill / 100;
-        self.left = self.patience.min(self.left + back);
-        if self.is_held_up { Duration::ZERO } else { self.left }
     }
 
     fn ask_until(&mut self, work: &Work, until: Instant) -> Result<(bool, Option<OwnedFd>), Unnamed> {
@@ -318,6 +296,11 @@ impl Namer {
             self.send();
         }
     }
+}
+
+/// Returns whether the kernel has this file at hand, or one that it is a link to. What it has not is the namer's concern.
+fn is_at_hand(path: &Path, flags: OFlags) -> bool {
+    matches!(at_hand::look(path, OFlags::PATH | flags), Ok(Some(_)))
 }
 
 impl Worker {
@@ -403,9 +386,7 @@ mod tests {
 
     fn namer() -> Namer {
         Namer {
-            patience: Duration::from_millis(50),
-            left: Duration::from_millis(50),
-            refill: 100,
+            patience: Patience::new(Duration::from_millis(50), 100),
             command: || kit::program::command(worker),
             ..Namer::default()
         }
@@ -481,20 +462,6 @@ mod tests {
         let listener = patiently(|| namer.socket(&new)).unwrap();
         let _connection = packet::connect_to(&path).unwrap();
         assert!(packet::accept(listener.as_fd()).unwrap().is_some());
-    }
-
-    #[test]
-    fn patience_is_used_up_by_many_short_holds() {
-        let mut namer = Namer { left: Duration::from_secs(3), ..Namer::default() };
-        let begin = namer.refilled;
-        assert_eq!(namer.time(begin + Duration::from_secs(60)), Duration::from_secs(3), "not at the start");
-        namer.serves();
-        let begin = namer.refilled;
-        namer.left = Duration::ZERO;
-        assert_eq!(namer.time(begin + Duration::from_secs(1)), Duration::from_millis(100));
-        assert_eq!(namer.time(begin + Duration::from_secs(60)), MEANWHILE);
-        namer.is_held_up = true;
-        assert_eq!(namer.time(begin + Duration::from_secs(90)), Duration::ZERO);
     }
 
     #[test]

@@ -259,11 +259,23 @@ fn a_user_who_holds_the_lock_of_the_folder_of_qemus_control_socket_holds_up_nobo
     let mut daemon = Daemon::prepare("", "");
     let monitors = daemon.dir.path().join("shm/monitors");
     fs::create_dir(&monitors).unwrap();
-    daemon.write_config("", &format!("[vm.a]\nqmp = {:?}\n{CONFIG}", monitors.join("qmp")));
+    let (near, far) = (monitors.join("qmp"), monitors.join("renamed/qmp"));
+    daemon.write_config("", &format!("[vm.a]\nqmp = {near:?}\n[vm.b]\nqmp = {far:?}\n{CONFIG}"));
     daemon.start();
     open_to_all(&daemon);
     let Some(_holder) = start_holder(&daemon, holder_of_monitors) else { return };
-    let _qemu = Qemu::join(&daemon.run("a.sock"), 32);
-    wait_until("the daemon has looked for it", || daemon.log().contains("control socket"));
+    let join = |daemon: &Daemon, vm: &str| {
+        let qemu = Qemu::join(&daemon.run(&format!("{vm}.sock")), 32);
+        let says = format!("control socket {}", if vm == "a" { near.display() } else { far.display() });
+        wait_until("the daemon has looked for it", || daemon.log().contains(&says));
+        qemu
+    };
+    let _a = join(&daemon, "a");
+    serves(&mut daemon);
+    // The folder of the socket may be missing, too: whoever may rename it may hold the one above.
+    let _b = join(&daemon, "b");
+    serves(&mut daemon);
+    // Those that were held up are not waited for again, and the daemon can be killed meanwhile.
+    daemon.restart();
     serves(&mut daemon);
 }

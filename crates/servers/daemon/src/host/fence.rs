@@ -33,10 +33,11 @@ impl Server {
         let (Some(path), None) = (&vm.config.qmp, &vm.monitor) else { return true };
         let qemu = self.broker.books().members.get(&member).and_then(|m| m.qemu.as_ref());
         let Some(qemu) = qemu else { return false };
-        let opened = Monitor::open(path, qemu.process.pid, &self.closer).and_then(|monitor| {
-            let added = self.poller.add(&monitor, Token::VmMonitor(member).into(), Interest::READ);
-            added.map(|()| monitor).map_err(|error| error.to_string())
-        });
+        let opened =
+            Monitor::open(path, qemu.process.pid, &self.closer, &mut self.finder).and_then(|monitor| {
+                let added = self.poller.add(&monitor, Token::VmMonitor(member).into(), Interest::READ);
+                added.map(|()| monitor).map_err(|error| error.to_string())
+            });
         match opened {
             Ok(monitor) => {
                 vm.monitor = Some(monitor);

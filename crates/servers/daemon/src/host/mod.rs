@@ -35,6 +35,7 @@ mod fence;
 pub mod file_jobs;
 pub mod file_making;
 pub mod file_work;
+pub mod finder;
 mod fixed_size;
 mod former;
 mod front;

@@ -6,10 +6,10 @@
 //! QEMU executes them in order. Nothing here blocks: if a socket does not take a hundred bytes, nobody reads from it, and the
 //! connection is given up.
 
+use super::finder::Finder;
 use crate::closer::{Closer, Connected};
-use crate::{at_hand, packet};
+use crate::packet;
 use ginnel_fdpass::{RecvFlags, receive};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{
@@ -98,14 +98,14 @@ pub struct Monitor {
 
 impl Monitor {
     /// Connects and starts the protocol. Fails unless the process that listens there is `qemu`.
-    pub fn open(path: &Path, qemu: u32, closer: &Closer) -> Result<Self, String> {
+    pub fn open(path: &Path, qemu: u32, closer: &Closer, finder: &mut Finder) -> Result<Self, String> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // QEMU's user may write in the folder, and so hold its lock. The kernel has at hand what somebody listens at.
-        let found = at_hand::open(path, OFlags::PATH).and_then(|found| found.ok_or(Errno::NOENT));
-        let fd = found
-            .and_then(|found| {
+        // QEMU's user may write in the folder, and in those above it, and so hold their locks. The kernel has at hand what somebody
+        // listens at.
+        let found = finder.find(path).map_err(|error| error.to_string())?;
+        let fd = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))
+            .and_then(|address| {
                 let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-                let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
                 connect(&fd, &address).map(|()| Connected::new(fd, closer))
             })
             .map_err(|errno| match errno {
@@ -229,11 +229,15 @@ mod tests {
     const GREETING: &[u8] =
         b"{\"QMP\": {\"version\": {\"qemu\": {\"major\": 7}}, \"capabilities\": [\"oob\"]}}\r\n";
 
+    fn open(path: &Path, qemu: u32) -> Result<Monitor, String> {
+        Monitor::open(path, qemu, &Closer::start().unwrap(), &mut Finder::default())
+    }
+
     fn pair() -> (Monitor, UnixStream, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
         let listener = UnixListener::bind(&path).unwrap();
-        let monitor = Monitor::open(&path, std::process::id(), &Closer::start().unwrap()).unwrap();
+        let monitor = open(&path, std::process::id()).unwrap();
         (monitor, listener.accept().unwrap().0, dir)
     }
 
@@ -281,9 +285,9 @@ mod tests {
     fn a_process_other_than_the_vms_qemu_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
-        assert!(Monitor::open(&path, 1, &Closer::start().unwrap()).unwrap_err().contains("No such file"));
+        assert!(open(&path, 1).unwrap_err().contains("No such file"));
         let listener = UnixListener::bind(&path).unwrap();
-        let error = Monitor::open(&path, 1, &Closer::start().unwrap()).unwrap_err();
+        let error = open(&path, 1).unwrap_err();
         assert!(error.ends_with("the VM's QEMU is process 1"), "{error}");
         let mut said = Vec::new();
         io::Read::read_to_end(&mut listener.accept().unwrap().0, &mut said).unwrap();

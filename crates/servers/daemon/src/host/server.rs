@@ -2,6 +2,7 @@
 
 use super::config::{self, Config};
 use super::connections::Clients;
+use super::finder::Finder;
 use super::holders::Looks;
 use super::holds::Timers;
 use super::journal::Journal;
@@ -81,6 +82,8 @@ pub struct Server {
     pub(super) keeper: Keeper,
     /// Makes the sockets.
     pub(super) namer: Namer,
+    /// Finds the control sockets of QEMUs.
+    pub(super) finder: Finder,
     /// The descriptors that the keeper held when the daemon started, until their member or segment is declared.
     pub(super) held: Held,
     pub(super) started: Instant,
@@ -163,6 +166,7 @@ impl Server {
             poller,
             keeper,
             namer,
+            finder: Finder::default(),
             held,
             started: Instant::now(),
             more: true,
