@@ -18,8 +18,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Opens a file to be connected to, and not what a symbolic link with its name points to.
-const TO_CONNECT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Opens a file to be connected to, also through symbolic links: whoever makes these finds out no more than by a socket of his own, because
+/// the daemon speaks only to the process that it expects there.
+const TO_CONNECT: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
 /// The daemon's side of the finder.
 #[derive(Debug)]

@@ -295,6 +295,16 @@ mod tests {
     }
 
     #[test]
+    fn the_path_may_be_a_symbolic_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, link) = (dir.path().join("qmp"), dir.path().join("link"));
+        std::os::unix::fs::symlink("qmp", &link).unwrap();
+        assert!(open(&link, std::process::id()).unwrap_err().contains("No such file"));
+        let _listener = UnixListener::bind(&path).unwrap();
+        open(&link, std::process::id()).unwrap();
+    }
+
+    #[test]
     fn a_qemu_that_does_not_read_does_not_block_the_daemon() {
         let (mut monitor, mut qemu, _dir) = pair();
         qemu.write_all(GREETING).unwrap();
