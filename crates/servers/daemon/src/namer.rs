@@ -4,15 +4,20 @@
 //! by a rename between the two, for which the kernel takes both locks before it looks at the permissions. Everybody who makes, renames or
 //! removes a name in the folder waits meanwhile, and not even `kill -9` ends that. So it happens to the namer, which does one thing after
 //! another. The daemon waits for it a short time, and asks for the outcome again later.
+//!
+//! A namer that is held up outlives its daemon, and does one thing more when it is let go. The namer of a successor must not do the same
+//! before, or it would be undone. So a namer has a file lock (`flock`) of the folder meanwhile, which ends with its process, and looks
+//! whether its daemon is still there when it has got the lock.
 
 use crate::at_hand;
 use crate::packet::{self, BACKLOG, Gone};
 use crate::patience::Patience;
 use crate::spawned::{Spawned, end_with_parent, own_program};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::OFlags;
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, listen, shutdown, socketpair};
+use rustix::process::{Pid, getppid};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fs::{DirBuilder, File, Permissions};
@@ -30,8 +35,6 @@ const AT_START: Duration = Duration::from_secs(4);
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// The longest packet: a path and some numbers, or the text of an error.
 const MAX_PACKET: usize = 16 << 10;
-/// How often a socket is made, if another namer is in the way.
-const ATTEMPTS: usize = 3;
 /// The mode of a file: it is nobody else's concern.
 const PRIVATE: u32 = 0o600;
 
@@ -320,18 +323,37 @@ impl Worker {
 pub fn run() -> anyhow::Result<()> {
     end_with_parent()?;
     let stdin = io::stdin();
+    // The daemon has made this connection. If it ended before this process could ask to end with it, another is the parent.
+    let daemon = Pid::from_raw(packet::peer(stdin.as_fd())?.pid as i32);
     loop {
-        let work = match packet::receive(stdin.as_fd(), MAX_PACKET, 0) {
+        let work: Work = match packet::receive(stdin.as_fd(), MAX_PACKET, 0) {
             Ok(packet) => serde_json::from_slice(&packet.bytes)?,
             Err(Gone::Closed) => return Ok(()),
             Err(gone) => return Err(gone.into()),
         };
+        let _turn = turn(&work);
+        if getppid() != daemon {
+            return Ok(());
+        }
         let (answer, socket) = match perform(&work) {
             Ok((there, socket)) => (Ok(there), socket),
             Err(error) => (Err(error.to_string()), None),
         };
         packet::send(stdin.as_fd(), &serde_json::to_vec(&answer)?, socket.as_slice())?;
     }
+}
+
+/// Waits until no other namer works in the same folder, if that could undo this work or be undone by it. Returns what keeps others from it;
+/// `None` if the file system has no such locks. (Whoever may list the folder can have this lock, too. Then he can also hold the kernel's.)
+fn turn(work: &Work) -> Option<File> {
+    match work {
+        Work::Socket(_) | Work::Removal { .. } => {}
+        // The folder above may be one that all users may list.
+        Work::Folder { .. } | Work::File { .. } | Work::Look { .. } => return None,
+    }
+    let folder = File::open(work.path().parent()?).ok()?;
+    flock(&folder, FlockOperation::LockExclusive).ok()?;
+    Some(folder)
 }
 
 fn perform(work: &Work) -> io::Result<(bool, Option<OwnedFd>)> {
@@ -352,30 +374,20 @@ fn perform(work: &Work) -> io::Result<(bool, Option<OwnedFd>)> {
 
 fn make_socket(new: &NewSocket) -> io::Result<OwnedFd> {
     let kind = if new.packets { SocketType::SEQPACKET } else { SocketType::STREAM };
-    let make = || {
-        packet::listen_at_with(&new.path, kind, |socket, path| {
-            if new.packets {
-                packet::ask_for_senders(socket)?; // The attach protocol needs the sender of each packet.
-            }
-            std::os::unix::fs::chown(path, new.user, new.group)?;
-            std::fs::set_permissions(path, Permissions::from_mode(new.mode))
-        })
-    };
-    for _ in 1..ATTEMPTS {
-        match make() {
-            // The namer of a daemon that was killed has just finished what it was doing.
-            Err(error) if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::NotFound) => {}
-            made => return made,
+    packet::listen_at_with(&new.path, kind, |socket, path| {
+        if new.packets {
+            packet::ask_for_senders(socket)?; // The attach protocol needs the sender of each packet.
         }
-    }
-    make()
+        std::os::unix::fs::chown(path, new.user, new.group)?;
+        std::fs::set_permissions(path, Permissions::from_mode(new.mode))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kit::wait::wait_for;
-    use rustix::process::{Pid, Signal, kill_process};
+    use kit::wait::{wait_for, wait_until};
+    use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
     use std::os::unix::fs::MetadataExt;
 
     kit::program! {
@@ -486,6 +498,65 @@ mod tests {
         let left: Vec<_> =
             namer.done.iter().filter(|(_, answer)| answer.as_ref().is_ok_and(|a| a.1.is_some())).collect();
         assert!(left.is_empty(), "{left:?}");
+    }
+
+    #[test]
+    fn it_waits_for_another_that_works_in_the_same_folder() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (mut namer, file) = (namer(), dir.path().join("file"));
+        patiently(|| namer.file(&file)).unwrap();
+        let other = turn(&Work::Removal { path: file.clone() }).unwrap();
+        for _ in 0..2 {
+            assert!(matches!(namer.remove(&file), Err(Unnamed::Held)));
+        }
+        assert!(file.exists());
+        // One that waits can be killed.
+        signal(&namer, Signal::KILL);
+        assert!(patiently(|| namer.remove(&file)).unwrap_err().to_string().contains("has ended"));
+        drop(other);
+        patiently(|| namer.remove(&file)).unwrap();
+        assert!(!file.exists());
+    }
+
+    kit::program! {
+        /// A namer whose daemon ends before it has asked to end with it.
+        fn late_worker() {
+            kill_process(rustix::process::getpid(), Signal::STOP).unwrap();
+            run().unwrap();
+        }
+    }
+
+    kit::program! {
+        /// A daemon that is killed when it has asked for something.
+        fn mortal_daemon() {
+            let mut namer = Namer {
+                command: || {
+                    let mut command = kit::program::command(late_worker);
+                    command.stdout(Stdio::null()).stderr(Stdio::null());
+                    command
+                },
+                ..namer()
+            };
+            assert!(matches!(namer.remove(Path::new(&std::env::var("TEST_FILE").unwrap())), Err(Unnamed::Held)));
+            println!("{}", namer.worker.as_ref().unwrap().process.id());
+            kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+        }
+    }
+
+    #[test]
+    fn one_whose_daemon_has_ended_does_nothing_more() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let daemon = kit::program::command(mortal_daemon).env("TEST_FILE", &file).output().unwrap();
+        let pid = String::from_utf8(daemon.stdout).unwrap().trim().parse().unwrap();
+        let ended = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::CONT).unwrap();
+        wait_until("its end", || {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&at_once)) == Ok(1)
+        });
+        assert!(file.exists());
     }
 
     #[test]
