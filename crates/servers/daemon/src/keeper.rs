@@ -18,19 +18,20 @@
 
 mod link;
 
-use crate::namer::{Namer, NewSocket};
+use crate::at_hand;
+use crate::namer::{Namer, NewSocket, SocketKind};
 use crate::packet::{self, Gone, MAX_FDS, Packet};
 use anyhow::{Context, bail};
 use link::{Link, Refusal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::inotify;
+use rustix::fs::{OFlags, inotify};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -61,7 +62,8 @@ enum Backend {
     Systemd(BTreeMap<String, usize>),
     Process {
         socket: PathBuf,
-        link: Link,
+        /// `None` if it has died, and no other has taken its place yet.
+        link: Option<Link>,
         /// The keeper process, if it is our child, so that its end leaves no zombie.
         child: Option<Child>,
     },
@@ -82,7 +84,11 @@ impl Keeper {
             let (connection, child) = connect(socket, namer)?;
             let held = fetch(connection.as_fd())?;
             Ok::<_, anyhow::Error>((
-                Self(Backend::Process { socket: socket.to_owned(), link: Link::new(connection), child }),
+                Self(Backend::Process {
+                    socket: socket.to_owned(),
+                    link: Some(Link::new(connection)),
+                    child,
+                }),
                 held,
             ))
         };
@@ -120,7 +126,10 @@ impl Keeper {
                 }
                 Ok(())
             }
-            Backend::Process { link, .. } => link.ask(b'S', name, fds),
+            Backend::Process { link: Some(link), .. } => link.ask(b'S', name, fds),
+            Backend::Process { .. } => {
+                bail!("the keeper has died, and no other can be started yet (the log says why)")
+            }
         }
     }
 
@@ -128,7 +137,8 @@ impl Keeper {
     pub fn remove(&mut self, name: &str) -> anyhow::Result<()> {
         match &mut self.0 {
             Backend::Systemd(_) => self.remove_from_systemd(name),
-            Backend::Process { link, .. } => link.ask::<OwnedFd>(b'D', name, &[]),
+            Backend::Process { link: Some(link), .. } => link.ask::<OwnedFd>(b'D', name, &[]),
+            Backend::Process { .. } => Ok(()), // It holds nothing.
         }
     }
 
@@ -146,25 +156,33 @@ impl Keeper {
     pub fn connection(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
             Backend::Systemd(_) => None,
-            Backend::Process { link, .. } => Some(link.as_fd()),
+            Backend::Process { link, .. } => link.as_ref().map(Link::as_fd),
         }
     }
 
     /// Receives answers that come late. Returns false if the keeper has died: then call [`Keeper::reopen`] and store everything again.
     pub fn hear(&mut self) -> bool {
-        let Backend::Process { link, .. } = &mut self.0 else { return true };
+        let Backend::Process { link: Some(link), .. } = &mut self.0 else { return true };
         let heard = link.hear(Duration::ZERO);
         heard.map(|refusals| refusals.iter().for_each(Refusal::log)).is_ok()
     }
 
+    /// Returns whether it has died, and [`Keeper::reopen`] has failed: then try that again.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.0, Backend::Process { link: None, .. })
+    }
+
     /// Starts a keeper in place of one that has died. The new one holds nothing.
     pub fn reopen(&mut self, namer: &mut Namer) -> anyhow::Result<()> {
-        let Backend::Process { socket, child, .. } = &mut self.0 else { return Ok(()) };
+        let Backend::Process { socket, link, child } = &mut self.0 else { return Ok(()) };
+        *link = None;
         if let Some(mut child) = child.take() {
             let _ = child.try_wait();
         }
-        let socket = socket.clone();
-        *self = Self::open(&socket, namer)?.0;
+        // Nobody is looked for: the socket may be one that the namer has made late, where nobody answers yet.
+        let (connection, started) =
+            start(socket, namer).with_context(|| format!("the keeper at {}", socket.display()))?;
+        (*link, *child) = (Some(Link::new(connection)), Some(started));
         Ok(())
     }
 
@@ -173,7 +191,7 @@ impl Keeper {
         match &mut self.0 {
             Backend::Systemd(_) => Ok(()), // systemd drops them when the unit is stopped.
             Backend::Process { link, child, .. } => {
-                link.insist(b'X')?;
+                link.as_mut().map_or(Ok(()), |link| link.insist(b'X'))?;
                 if let Some(mut child) = child.take() {
                     child.wait()?;
                 }
@@ -213,7 +231,13 @@ pub fn keep_to_itself() {
 
 /// Returns whether a keeper listens at this path.
 pub fn is_there(socket: &Path) -> bool {
-    packet::connect_to(socket).is_ok()
+    reach(socket).is_ok()
+}
+
+/// Connects to the socket of a keeper. To look for one that is not there would be to wait for whoever holds the lock of the folder.
+fn reach(socket: &Path) -> io::Result<OwnedFd> {
+    let found = at_hand::look(socket, OFlags::PATH)?.ok_or(Errno::NOENT)?;
+    packet::connect_to(format!("/proc/self/fd/{}", found.as_raw_fd()).as_ref())
 }
 
 /// Takes the descriptors that systemd has stored for us. Their names end in `.` and a number.
@@ -238,16 +262,21 @@ fn closed(error: &anyhow::Error) -> bool {
 
 /// Connects to the keeper, and starts it if there is none.
 fn connect(socket: &Path, namer: &mut Namer) -> anyhow::Result<(OwnedFd, Option<Child>)> {
-    // To look for a socket that is not there is to wait for whoever holds the lock of the folder.
     if namer.is_there(socket)?
-        && let Ok(connection) = packet::connect_to(socket)
+        && let Ok(connection) = reach(socket)
     {
         patient(&connection)?;
         return Ok((connection, None));
     }
+    start(socket, namer).map(|(connection, child)| (connection, Some(child)))
+}
+
+/// Starts a keeper, and connects to it.
+fn start(socket: &Path, namer: &mut Namer) -> anyhow::Result<(OwnedFd, Child)> {
     // The daemon makes the keeper's socket, so that it can talk to the keeper at once. This also replaces the socket of a dead
     // keeper.
-    let new = NewSocket { path: socket.to_owned(), packets: true, user: None, group: None, mode: 0o600 };
+    let kind = SocketKind::Packets;
+    let new = NewSocket { path: socket.to_owned(), kind, user: None, group: None, mode: 0o600 };
     let listener = namer.socket(&new)?;
     let program = std::env::current_exe().context("this program's own file")?;
     let mut command = Command::new(program);
@@ -260,9 +289,9 @@ fn connect(socket: &Path, namer: &mut Namer) -> anyhow::Result<(OwnedFd, Option<
         .stderr(Stdio::null());
     let child = command.spawn().context("starting it")?;
     info!(pid = child.id(), socket = %socket.display(), "keeper started");
-    let connection = packet::connect_to(socket)?;
+    let connection = reach(socket)?;
     patient(&connection)?;
-    Ok((connection, Some(child)))
+    Ok((connection, child))
 }
 
 fn patient(connection: &OwnedFd) -> io::Result<()> {

@@ -68,13 +68,25 @@ pub enum Work {
     },
 }
 
+/// What a socket says to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SocketKind {
+    /// Bytes.
+    Stream,
+    /// Packets.
+    Packets,
+    /// Packets, and who has sent each, which the attach protocol needs.
+    PacketsOfSenders,
+}
+
 /// A listening socket that is to be made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewSocket {
     /// Its path.
     pub path: PathBuf,
-    /// It keeps the boundaries of packets, and says who has sent each. Otherwise it is a stream.
-    pub packets: bool,
+    /// What comes over its connections.
+    pub kind: SocketKind,
     /// The user who gets it.
     pub user: Option<u32>,
     /// The group that gets it.
@@ -373,10 +385,13 @@ fn perform(work: &Work) -> io::Result<(bool, Option<OwnedFd>)> {
 }
 
 fn make_socket(new: &NewSocket) -> io::Result<OwnedFd> {
-    let kind = if new.packets { SocketType::SEQPACKET } else { SocketType::STREAM };
+    let kind = match new.kind {
+        SocketKind::Stream => SocketType::STREAM,
+        SocketKind::Packets | SocketKind::PacketsOfSenders => SocketType::SEQPACKET,
+    };
     packet::listen_at_with(&new.path, kind, |socket, path| {
-        if new.packets {
-            packet::ask_for_senders(socket)?; // The attach protocol needs the sender of each packet.
+        if new.kind == SocketKind::PacketsOfSenders {
+            packet::ask_for_senders(socket)?;
         }
         std::os::unix::fs::chown(path, new.user, new.group)?;
         std::fs::set_permissions(path, Permissions::from_mode(new.mode))
@@ -387,6 +402,7 @@ fn make_socket(new: &NewSocket) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
     use kit::wait::{wait_for, wait_until};
+    use rustix::net::sockopt::socket_passcred;
     use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
     use std::os::unix::fs::MetadataExt;
 
@@ -410,7 +426,8 @@ mod tests {
     }
 
     fn socket(path: &Path, mode: u32) -> NewSocket {
-        NewSocket { path: path.to_owned(), packets: true, user: None, group: None, mode }
+        let kind = SocketKind::PacketsOfSenders;
+        NewSocket { path: path.to_owned(), kind, user: None, group: None, mode }
     }
 
     /// Asks until the namer is in time.
@@ -440,6 +457,9 @@ mod tests {
         assert!(packet::accept(listener.as_fd()).unwrap().is_some());
         // A program sees the daemon at the other end, and not the namer.
         assert_eq!(packet::peer(connection.as_fd()).unwrap().pid, std::process::id());
+        assert!(socket_passcred(&listener).unwrap());
+        let plain = NewSocket { kind: SocketKind::Packets, ..socket(&path, 0o600) };
+        assert!(!socket_passcred(patiently(|| namer.socket(&plain)).unwrap()).unwrap());
         // Another takes its place; a file that is not a socket stays.
         let again = patiently(|| namer.socket(&socket(&path, 0o660))).unwrap();
         let _connection = packet::connect_to(&path).unwrap();

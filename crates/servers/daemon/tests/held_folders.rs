@@ -7,7 +7,7 @@ use kit::daemon::qemu::Qemu;
 use kit::daemon::*;
 use kit::process::Process;
 use kit::wait::{WATCHDOG, wait_for, wait_until};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use serde_json::json;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -220,6 +220,24 @@ fn a_user_who_holds_the_lock_of_the_folder_of_sockets_keeps_nobody_waiting_for_g
     daemon.admin(vm("vm-add", "new")).unwrap();
     assert!(daemon.run("new.sock").exists());
     drop(waiting);
+}
+
+#[test]
+fn a_keeper_that_dies_while_the_folder_of_sockets_is_held_is_replaced_when_it_is_free() {
+    let _one = one_at_a_time();
+    let mut daemon = Daemon::start_new(CONFIG);
+    open_to_all(&daemon);
+    let a = daemon.attach("web", "a");
+    let Some(holder) = start_holder(&daemon, holder_of_sockets) else { return };
+    kill_process(daemon.keeper(), Signal::KILL).unwrap();
+    wait_until("the daemon says so", || daemon.log().contains("no keeper"));
+    serves(&mut daemon);
+    drop(holder);
+    wait_until("another keeper", || daemon.log().contains("another keeper has taken"));
+    // It has what the first one had.
+    daemon.restart();
+    daemon.client().attach_as(a.back).unwrap();
+    assert!(!daemon.log().contains("are lost"), "{}", daemon.log());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use ginnel_daemon::packet;
 use kit::daemon::Daemon;
 use kit::wait::{takes_less_than, wait_for, wait_until};
 use rustix::net::SocketType;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::json;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -76,24 +76,12 @@ fn a_keeper_without_inotify_keeps_and_ends_nevertheless() {
     assert!(status.success(), "{status}");
 }
 
-/// Returns the process of a daemon's keeper.
-fn keeper_of(daemon: &Daemon) -> Pid {
-    let socket = daemon.run("keeper.sock").display().to_string();
-    let is_keeper = |pid: &i32| {
-        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.contains("\0keeper\0") && line.contains(&socket)
-    };
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    Pid::from_raw(pids.find(is_keeper).expect("a keeper")).unwrap()
-}
-
 /// A keeper that is stopped does later what the daemon asks meanwhile, also if the daemon has ended by then.
 #[test]
 fn nobody_waits_for_a_stopped_keeper_and_nothing_is_lost() {
     takes_less_than(Duration::from_secs(3), || {
         let mut daemon = Daemon::start_new("[segment.web]\nsize = \"4M\"\nmembers = [\"host\"]\n");
-        let keeper = keeper_of(&daemon);
+        let keeper = daemon.keeper();
         kill_process(keeper, Signal::STOP).unwrap();
         let begin = Instant::now();
         for n in 0..3 {
@@ -112,7 +100,7 @@ fn nobody_waits_for_a_stopped_keeper_and_nothing_is_lost() {
             daemon.client().attach_as(end.back).unwrap();
         }
         assert!(!daemon.log().contains("are lost"), "{}", daemon.log());
-        assert_eq!(keeper_of(&daemon), keeper);
+        assert_eq!(daemon.keeper(), keeper);
         waited
     });
 }

@@ -12,7 +12,7 @@ use ginnel_daemon::packet;
 use ginnel_layout::Name;
 use ginnel_layout::wire::{self, Kind};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -147,6 +147,18 @@ impl Daemon {
         let mut command = crate::program::command(program);
         command.env(PROGRAM_SOCKET, self.socket()).stdin(Stdio::piped());
         command
+    }
+
+    /// Returns the process of the daemon's keeper.
+    pub fn keeper(&self) -> Pid {
+        let socket = self.run("keeper.sock").display().to_string();
+        let is_keeper = |pid: &i32| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.contains("\0keeper\0") && line.contains(&socket)
+        };
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        Pid::from_raw(pids.find(is_keeper).expect("a keeper")).unwrap()
     }
 
     /// Runs the daemon with these arguments until it ends by itself, and returns its output.

@@ -24,7 +24,7 @@ use ginnel_layout::wire::MAX_PACKET;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 // Epoll tokens. Clients have those from `FIRST_TOKEN` on, the watches of processes those from `owners::FIRST_TOKEN` on, and helpers
@@ -46,6 +46,8 @@ const LAST_NAP: Duration = Duration::from_millis(20);
 const LONE_NAP: Duration = Duration::from_millis(200);
 /// How often the daemon tries again what no event announces: that descriptors are free, or that a lost host daemon is back.
 const RETRY: Duration = Duration::from_secs(1);
+/// The time between two attempts to start another keeper.
+const RETRY_KEEPER: Duration = Duration::from_secs(5);
 
 /// A client whose connection ended while the host was handling its request to attach.
 #[derive(Clone, Copy)]
@@ -75,6 +77,10 @@ pub struct Daemon {
     pub(super) control: Control,
     pub(super) interrupts: Option<Interrupts>,
     keeper: Option<Keeper>,
+    /// When it is tried again to start another keeper.
+    retry_keeper_at: Instant,
+    /// Makes the sockets.
+    pub(super) namer: Namer,
     pub(super) link: GuestLink,
     /// There is a session with the host's daemon.
     pub(super) up: bool,
@@ -110,6 +116,7 @@ impl Daemon {
         control: Control,
         interrupts: Option<Interrupts>,
         keeper: Option<Keeper>,
+        mut namer: Namer,
         boot_id: [u8; 16],
         segments: Segments,
         closer: Closer,
@@ -124,6 +131,7 @@ impl Daemon {
         if let Some(connection) = keeper.as_ref().and_then(Keeper::connection) {
             poller.add(connection, KEEPER, Interest::READ).context("cannot watch the keeper")?;
         }
+        namer.serves();
         let link = GuestLink::new(control.memory.clone(), boot_id, interrupts.is_some());
         Ok(Self {
             clients: Clients::new(poller.clone(), closer.clone(), most),
@@ -138,6 +146,8 @@ impl Daemon {
             control,
             interrupts,
             keeper,
+            retry_keeper_at: Instant::now(),
+            namer,
             link,
             up: false,
             segments,
@@ -167,7 +177,13 @@ impl Daemon {
             }
             // This comes after the ring, so that the host works meanwhile.
             self.policy.set_batch(self.clients.take_pipelining());
-            let timeouts = [self.timeout(busy), self.owners.until_next(), self.strangers.until_stuck()];
+            self.retry_keeper();
+            let timeouts = [
+                self.timeout(busy),
+                self.owners.until_next(),
+                self.strangers.until_stuck(),
+                self.until_keeper(),
+            ];
             let timeout = timeouts.into_iter().flatten().min();
             logging::tell_left_out();
             self.poller.wait(&mut ready, EVENTS, timeout).context("cannot wait for events")?;
@@ -257,20 +273,40 @@ impl Daemon {
         if self.keeper.as_mut().is_none_or(Keeper::hear) {
             return;
         }
-        let (Some(keeper), Some(interrupts)) = (&mut self.keeper, &self.interrupts) else { return };
         tracing::warn!("the keeper has died; starting another");
-        if let Some(connection) = keeper.connection() {
+        if let Some(connection) = self.keeper.as_ref().and_then(Keeper::connection) {
             self.poller.remove(connection);
         }
-        if let Err(error) = keeper.reopen(&mut Namer::default()) {
-            tracing::error!("interrupts will end with this daemon: {error:#}");
-            self.keeper = None;
-            return;
+        if let Err(error) = self.replace_keeper() {
+            tracing::error!(
+                "interrupts will end with this daemon, unless a keeper can be started later: {error:#}"
+            );
         }
+    }
+
+    /// Returns the time until [`Daemon::retry_keeper`] has something to do.
+    fn until_keeper(&self) -> Option<Duration> {
+        let lost = self.keeper.as_ref().is_some_and(Keeper::is_lost);
+        lost.then(|| self.retry_keeper_at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Tries again to start a keeper in place of one that has died.
+    fn retry_keeper(&mut self) {
+        if self.until_keeper().is_some_and(|left| left.is_zero()) {
+            // Why that fails was said.
+            let _ = self.replace_keeper();
+        }
+    }
+
+    fn replace_keeper(&mut self) -> Result<()> {
+        self.retry_keeper_at = Instant::now() + RETRY_KEEPER;
+        let (Some(keeper), Some(interrupts)) = (&mut self.keeper, &self.interrupts) else { return Ok(()) };
+        keeper.reopen(&mut self.namer)?;
         super::keep(keeper, interrupts);
         if let Some(Err(error)) = keeper.connection().map(|c| self.poller.add(c, KEEPER, Interest::READ)) {
             tracing::warn!("cannot watch the keeper: {error}");
         }
+        Ok(())
     }
 
     /// Sets whether programs that connect are accepted.

@@ -27,7 +27,7 @@ use crate::closer::Closer;
 use crate::folder_lock::lock;
 use crate::hangup::Hangup;
 use crate::keeper::{self, Held, Keeper};
-use crate::namer::{Namer, NewSocket};
+use crate::namer::{Namer, NewSocket, SocketKind};
 use crate::user_connections::Most;
 use crate::{logging, pidwatch};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -140,7 +140,13 @@ pub fn run(mut args: Args) -> Result<()> {
     }
     let (interrupts, keeper) = interrupts(&args, &control, sysfs, dev, &mut namer);
     let path = dir.join("ginnel.sock");
-    let new = NewSocket { path: path.clone(), packets: true, user: None, group, mode: args.socket_mode.0 };
+    let new = NewSocket {
+        path: path.clone(),
+        kind: SocketKind::PacketsOfSenders,
+        user: None,
+        group,
+        mode: args.socket_mode.0,
+    };
     let listener = namer.socket(&new).with_context(|| {
         format!("cannot listen at {} (a path of at most {} bytes)", path.display(), SOCKET_PATH_MAX)
     })?;
@@ -154,6 +160,7 @@ pub fn run(mut args: Args) -> Result<()> {
         control,
         interrupts,
         keeper,
+        namer,
         boot_id()?,
         segments,
         closer,
@@ -162,7 +169,7 @@ pub fn run(mut args: Args) -> Result<()> {
     tracing::info!("listening at {}", path.display());
     let result = daemon.run(&hangup);
     notify(sd_notify::NotifyState::Stopping);
-    let _ = namer.remove(&path);
+    let _ = daemon.namer.remove(&path);
     tracing::info!("stopped");
     result
 }

@@ -90,6 +90,7 @@ impl TestVm {
                 control,
                 None,
                 None,
+                Namer::default(),
                 [7; 16],
                 segments,
                 Closer::start()?,

@@ -8,7 +8,7 @@ use super::token::Token;
 use super::vm::Vm;
 use super::{config, random, segments};
 use crate::closer::Connected;
-use crate::namer::{NewSocket, Unnamed};
+use crate::namer::{NewSocket, SocketKind, Unnamed};
 use crate::poller::Interest;
 use anyhow::Context;
 use ginnel_broker::books;
@@ -97,7 +97,7 @@ impl Server {
             Problem::new(place, what, error.fix(otherwise))
         };
         let (user, group, mode) = (vm.user, vm.group, vm.socket_mode);
-        let new = NewSocket { path: path.clone(), packets: false, user, group, mode };
+        let new = NewSocket { path: path.clone(), kind: SocketKind::Stream, user, group, mode };
         let listener = self.namer.socket(&new).map_err(failed)?;
         // Connections that nobody has accepted yet are closed with it.
         let listener = Connected::new(listener, &self.closer);
@@ -113,7 +113,8 @@ impl Server {
             return Ok(());
         }
         let (group, mode) = (self.config.socket_group, self.config.socket_mode);
-        let new = NewSocket { path: self.config.socket(), packets: true, user: None, group, mode };
+        let kind = SocketKind::PacketsOfSenders;
+        let new = NewSocket { path: self.config.socket(), kind, user: None, group, mode };
         let listener = self.namer.socket(&new).and_then(|listener| Ok(self.listen(listener)?));
         listener.map_err(|error| {
             let what = format!("the socket {} cannot be made: {error}", new.path.display());
@@ -150,7 +151,8 @@ impl Server {
 
     /// Returns the time until the next attempt to bring back what is out of service.
     pub(super) fn until_retry(&self) -> Option<Duration> {
-        let any = !self.out_of_service.is_empty()
+        let any = self.keeper.is_lost()
+            || !self.out_of_service.is_empty()
             || self.clients.listener().is_none()
             || self.vms.values().any(|vm| vm.listener().is_none());
         any.then(|| self.retry_at.saturating_duration_since(Instant::now()))
@@ -163,6 +165,9 @@ impl Server {
         }
         self.retry_at = Instant::now() + RETRY;
         // Why it is not there was said.
+        if self.keeper.is_lost() && self.store_all().is_ok() {
+            info!("another keeper has taken the place of the one that has died");
+        }
         let _ = self.listen_for_programs();
         for number in self.vms.keys().copied().collect::<Vec<_>>() {
             let Some(vm) = self.vms.get(&number).filter(|vm| vm.listener().is_none()) else { continue };
@@ -260,8 +265,9 @@ impl Server {
         if let Err(error) = self.store_all() {
             error!(
                 error = format!("{error:#}"),
-                "no keeper: when this daemon ends, running VMs lose their doorbells"
+                "no keeper: when this daemon ends, running VMs lose their doorbells; if none can be started now, it is tried again"
             );
+            self.retry_at = Instant::now() + RETRY;
         }
     }
 
