@@ -1,10 +1,11 @@
-//! A user of the machine holds the locks of the daemon's folders for ever: he may pass through them, and may write in another folder of
-//! their file system. A daemon must start nevertheless, or say what it waits for, and serve everybody meanwhile.
+//! A user of the machine holds the locks of the daemon's folders for ever: he may pass through them, and may list another folder of their
+//! file system. A daemon must start nevertheless, or say what it waits for, and serve everybody meanwhile.
 
 use ginnel_layout::wire::Kind;
 use kit::daemon::holder::{serves, silent_file, start_holder, stay, until_it_waits};
 use kit::daemon::qemu::Qemu;
 use kit::daemon::*;
+use kit::hold::SilentFile;
 use kit::process::Process;
 use kit::wait::{WATCHDOG, wait_for, wait_until};
 use rustix::process::{Signal, kill_process};
@@ -41,13 +42,17 @@ fn folder(name: &str) -> PathBuf {
 /// Renames a file into this folder from one whose lock this program holds. The kernel takes the locks of both folders before it finds out
 /// that this is not allowed.
 fn hold(folder: &Path) {
-    let Some(mut silent) = silent_file() else { return };
+    let Some(silent) = silent_file() else { return };
     let theirs = folder_of_all().join("theirs");
     fs::create_dir(&theirs).unwrap();
     fs::write(theirs.join("file"), "").unwrap();
-    silent.list(&File::open(&theirs).unwrap());
-    let to = folder.join("file");
-    until_it_waits(move || drop(fs::rename(theirs.join("file"), to)));
+    hold_by(silent, &theirs, folder);
+}
+
+fn hold_by(mut silent: SilentFile, theirs: &Path, folder: &Path) {
+    silent.list(&File::open(theirs).unwrap());
+    let (from, to) = (theirs.join("file"), folder.join("file"));
+    until_it_waits(move || drop(fs::rename(from, to)));
     stay();
 }
 
@@ -82,6 +87,17 @@ kit::program! {
 kit::program! {
     fn holder_of_monitors() {
         hold(&folder("shm/monitors"));
+    }
+}
+
+kit::program! {
+    /// Holds the folder of sockets by one of root's, in which its user may not write.
+    fn holder_who_lists() {
+        let Some(silent) = silent_file() else { return };
+        let listed = folder("listed");
+        let refused = fs::write(listed.join("new"), "").unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+        hold_by(silent, &listed, &folder("run"));
     }
 }
 
@@ -220,6 +236,29 @@ fn a_user_who_holds_the_lock_of_the_folder_of_sockets_keeps_nobody_waiting_for_g
     daemon.admin(vm("vm-add", "new")).unwrap();
     assert!(daemon.run("new.sock").exists());
     drop(waiting);
+}
+
+#[test]
+fn a_user_who_may_only_list_a_folder_of_the_file_system_holds_that_of_sockets_too() {
+    kit::require!(
+        rustix::process::geteuid().is_root(),
+        "only root has folders in which the holder may not write"
+    );
+    let _one = one_at_a_time();
+    let mut daemon = Daemon::start_new(CONFIG);
+    let listed = daemon.dir.path().join("listed");
+    fs::create_dir(&listed).unwrap();
+    fs::set_permissions(&listed, Permissions::from_mode(0o755)).unwrap();
+    fs::write(listed.join("file"), "").unwrap();
+    let Some(holder) = start_holder(&daemon, holder_who_lists) else { return };
+    serves(&mut daemon);
+    let vm = json!({ "op": "vm-add", "name": "new" });
+    let refused = daemon.admin(vm.clone()).unwrap_err();
+    assert!(refused.text.contains(HELD), "{refused:?}");
+    serves(&mut daemon);
+    drop(holder);
+    wait_for("its socket", || daemon.admin(vm.clone()).ok());
+    assert!(listed.join("file").exists() && !daemon.run("file").exists());
 }
 
 #[test]
