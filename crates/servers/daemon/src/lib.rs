@@ -18,6 +18,7 @@ pub mod keeper;
 mod length;
 pub mod logging;
 pub mod namer;
+mod no_answer;
 pub mod packet;
 mod patience;
 pub mod pidwatch;

@@ -10,6 +10,7 @@
 //! whether its daemon is still there when it has got the lock.
 
 use crate::at_hand;
+use crate::no_answer::{self, no_answer};
 use crate::packet::{self, BACKLOG, Gone};
 use crate::patience::Patience;
 use crate::spawned::{Spawned, end_with_parent, own_program};
@@ -111,7 +112,7 @@ impl Work {
 #[derive(Debug, Error)]
 pub enum Unnamed {
     /// It will be when the lock of its folder is free, unless the daemon ends before that.
-    #[error("a program holds the lock of its folder (by a rename from another folder of the file system)")]
+    #[error("{}", no_answer("its folder"))]
     Held,
     /// It cannot be.
     #[error(transparent)]
@@ -122,7 +123,7 @@ impl Unnamed {
     /// Returns what to do about it; `otherwise` if it is not held.
     pub fn fix<'a>(&self, otherwise: &'a str) -> &'a str {
         match self {
-            Self::Held => "end that program, or give the folder a file system of its own",
+            Self::Held => no_answer::FIX,
             Self::Failed(_) => otherwise,
         }
     }

@@ -31,6 +31,8 @@ fn one_at_a_time() -> MutexGuard<'static, ()> {
     RENAMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What a daemon says then.
+const HELD: &str = "its folder does not answer: a program may hold its lock";
 /// How soon a daemon says what it waits for.
 const SOON: Duration = Duration::from_secs(5);
 
@@ -131,7 +133,7 @@ fn a_user_who_holds_the_lock_of_the_daemons_own_folder_delays_new_files_only() {
     daemon.write_config("", &format!("{CONFIG}{more}"));
     daemon.restart();
     serves(&mut daemon);
-    let says = "a program holds the lock of its folder";
+    let says = HELD;
     let refused = daemon.client().attach("more", "a").err().unwrap();
     assert!(refused.text.contains(says), "{refused:?}");
     // At run time. The one who asks waits; nobody else does.
@@ -175,7 +177,7 @@ fn a_user_who_holds_the_lock_of_the_folder_above_delays_the_first_start_only() {
     open_to_all(&daemon);
     let Some(holder) = start_holder(&daemon, remover) else { return };
     daemon.start();
-    let says = "a program holds the lock of the folder above it";
+    let says = "the folder above it does not answer";
     let refused = daemon.client().attach("web", "a").err().unwrap();
     assert!(refused.text.contains(says), "{refused:?}");
     drop(holder);
@@ -203,8 +205,6 @@ fn start_until(daemon: &Daemon, says: &str) -> Process {
     assert!(before.elapsed() < SOON + WATCHDOG / 8, "it says it late: {:?}", before.elapsed());
     child
 }
-
-const HELD: &str = "a program holds the lock of its folder";
 
 #[test]
 fn a_user_who_holds_the_lock_of_the_folder_of_sockets_keeps_nobody_waiting_for_good() {

@@ -13,6 +13,7 @@ use super::config::OWN_FOLDER;
 use super::{file_making, random};
 use crate::at_hand;
 use crate::folder_lock::{Refused, lock};
+use crate::no_answer::{self, no_answer};
 use crate::spawned::{Speaker, own_program};
 use ginnel_config::Problem;
 use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
@@ -96,9 +97,9 @@ impl Folders {
         };
         let Some(said) = said(&mut maker, time).map_err(failed)? else {
             self.asked.insert(path.to_owned(), maker);
-            let what =
-                format!("{} cannot be made: a program holds the lock of the folder above it", path.display());
-            return Err(Problem::new(place, what, "end that program; the daemon tries again by itself"));
+            let what = format!("{} cannot be made: {}", path.display(), no_answer("the folder above it"));
+            let fix = format!("the daemon tries again by itself; {}", no_answer::FIX);
+            return Err(Problem::new(place, what, fix));
         };
         match said.split_once('\n') {
             Some((what, fix)) => Err(Problem::new(place, what, fix)),

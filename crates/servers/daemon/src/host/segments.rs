@@ -8,6 +8,7 @@ use super::fixed_size::without_truncation;
 use super::front::{Front, Repairs};
 use super::own_folder::{self, Folders};
 use super::watched_files::WatchedFiles;
+use crate::no_answer::{self, no_answer};
 use crate::poller::Poller;
 use crate::{at_hand, length};
 use ginnel_broker::broker::World;
@@ -127,8 +128,8 @@ impl Segments {
         };
         self.begin_making(config, place)?;
         if !self.jobs.wait_made(path, time) {
-            let what = format!("{} is being made, or a program holds the lock of its folder", path.display());
-            let fix = "the daemon tries again by itself; if it takes long, end the programs of other users that use this file system";
+            let what = format!("{} is being made, or {}", path.display(), no_answer("its folder"));
+            let fix = format!("the daemon tries again by itself; {}", no_answer::FIX);
             return Err(Problem::new(place, what, fix));
         }
         for (path, result) in self.take_made(|made| made == path) {
