@@ -98,6 +98,9 @@ fn mistakes_are_named_with_place_and_fix() {
         ("[[disk]]", "disk 0: path"),
         ("[[disk]]\nbackend = \"ram\"", "disk 0: size"),
         ("[[disk]]\nbackend = \"null\"\npath = \"/x\"", "has no image"),
+        ("[[disk]]\nbackend = \"uring-cmd\"", "such as /dev/ng0n1"),
+        ("[[disk]]\nbackend = \"uring-cmd\"\npath = \"/dev/ng0n1\"\ndirect = \"off\"", "disk 0: direct"),
+        ("[[disk]]\nbackend = \"uring-cmd\"\npath = \"/dev/ng0n1\"\nlock = \"vm\"", "disk 0: lock"),
         ("[[disk]]\npath = \"/a.qcow2\"", "qemu-img convert"),
         ("[[disk]]\npath = \"/a\"\nsector = 1024", "512 or 4096"),
         ("[[disk]]\npath = \"/a\"\nsize = 1000", "not a multiple"),
@@ -132,7 +135,7 @@ fn nvme(keys: &str) -> Result<Config, Problem> {
 fn an_nvme_volume_has_its_own_defaults() {
     let config = nvme("").unwrap();
     assert_eq!(config.attach_socket(), Path::new("/run/ginnel/volumes/v.sock.engine"));
-    assert_eq!((config.queues, config.queue_size, config.segments, config.mdts()), (1, 1024, 129, 7));
+    assert_eq!((config.queues, config.queue_size, config.segments, config.mdts()), (2, 1024, 129, 7));
     assert!(!config.packed && !config.are_doorbells_mapped(), "its threads may sleep");
     assert_eq!(config.disks[0].serial, "v");
     let polled =
