@@ -405,8 +405,20 @@ fn own_users(systemd: &Systemd<'_>) -> Result<()> {
     systemd.run("install -d -m 700 -o ginnel-volume -g ginnel-volume /var/lib/ginnel-volumes")?.ok()?;
     systemd.run("truncate -s 64M /var/lib/ginnel-volumes/own.img")?.ok()?;
     systemd.run("chown ginnel-volume: /var/lib/ginnel-volumes/own.img")?.ok()?;
+    // One of root's runs beside it, and keeps its sockets and its lock.
+    systemd.start_unit("ginnel-volume@data")?;
+    let theirs = || {
+        Ok::<_, anyhow::Error>(
+            systemd.run("sh -c 'stat -c \"%n %U %a\" /run/ginnel/volumes/data.*'")?.ok()?.stdout,
+        )
+    };
+    let before = theirs()?;
     let pid = systemd.start_unit(unit)?;
     is_ordinary(unit, "ginnel-volume", &pid)?;
+    ensure!(theirs()? == before && before.lines().count() == 3, "before: {before}after: {}", theirs()?);
+    systemd.stop_unit("ginnel-volume@data")?;
+    systemd.start_unit("ginnel-volume@data")?;
+    systemd.run("systemctl stop ginnel-volume@data")?.ok()?;
     is_held(systemd, &pid)?;
     let stat = systemd.run("/usr/local/bin/ginnel volume stat own --json")?.ok()?.stdout;
     ensure!(stat.contains("landlock+seccomp"), "{stat}");
