@@ -191,6 +191,11 @@ impl Backend {
         }
     }
 
+    /// Returns whether the image was claimed.
+    pub fn is_claimed(&self) -> bool {
+        matches!(self, Self::Passthrough(_))
+    }
+
     /// Starts the threads that a disk needs besides the workers, for at most `depth` requests at a time. Must be called
     /// before any request, by the thread that starts the workers, which is in the sandbox and not bound to a CPU.
     pub fn start(&self, depth: usize) -> io::Result<()> {
@@ -272,8 +277,8 @@ pub struct Stores {
 }
 
 impl Stores {
-    /// Creates the rings that the disks need for the worker of that number, because the sandbox does not allow to
-    /// create any. Nothing can be started before [`Stores::enable`]. `held` stays open until all requests have ended,
+    /// Creates the rings that the disks need for the worker of that number, because the sandbox does not allow
+    /// creating any. Nothing can be started before [`Stores::enable`]. `held` stays open until all requests have ended,
     /// even if the process is killed.
     pub fn new(disks: &[Backend], worker: usize, held: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let files: Vec<_> = disks

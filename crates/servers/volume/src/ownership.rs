@@ -16,7 +16,8 @@
 //! volume that waits for a VM to arrive cannot lock the image yet, so its configuration must say so ([`Lock::Vm`]); at
 //! its start it logs which process has the image, and it unlocks the image when its VM has ended.
 //!
-//! Two volumes on one host see the same bytes at any time: they share the page cache, or both bypass it.
+//! Two volumes on one host see the same bytes at any time: they share the page cache, or both bypass it. NVMe commands do not: they know
+//! nothing of the page cache. So a namespace is [claimed](Backend::claim) from the start of the volume to its end.
 
 use crate::backend::{Backend, ImageError};
 use crate::lock::{self, LockError, Use};
@@ -130,7 +131,9 @@ impl Ownership {
 
     fn release(&self, which: impl Fn(&Claim) -> bool, make_durable: impl Fn(usize) -> Result<(), String>) {
         let mut released = Vec::new();
-        for claim in self.claims().iter_mut().filter(|claim| claim.held && which(claim)) {
+        for claim in
+            self.claims().iter_mut().filter(|claim| claim.held && !claim.backend.is_claimed() && which(claim))
+        {
             if let Err(error) = make_durable(claim.disk) {
                 error!("{error}; its image stays locked until this volume ends");
                 continue;

@@ -16,13 +16,15 @@ pub use namespace::Namespace;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
+use tracing::warn;
 use zerocopy::IntoBytes;
 
-/// `NVME_URING_CMD_IO` and `NVME_URING_CMD_IO_VEC` (linux/nvme_ioctl.h): the command names one run of memory, or an array of `iovec`.
-const ONE: u32 = 0xc048_4e80;
-const MANY: u32 = 0xc048_4e81;
+/// The command names one run of memory (linux/nvme_ioctl.h).
+const NVME_URING_CMD_IO: u32 = 0xc048_4e80;
+/// The command names an array of `iovec`.
+const NVME_URING_CMD_IO_VEC: u32 = 0xc048_4e81;
 
-/// The number of the entry that looks whether the kernel takes commands.
+/// The number of the entries that look whether the kernel takes commands.
 const PROBE: u64 = u64::MAX;
 
 /// The kernel takes NVMe commands in entries of 128 bytes only, and completes them in entries of 32.
@@ -34,6 +36,8 @@ pub(super) struct Passthrough {
     ring: LargeRing,
     /// A second ring, whose completions are polled from the devices, if there are disks that ask for that. It reads and writes.
     polled: Option<LargeRing>,
+    /// What was read to find out whether the kernel takes commands.
+    probe: Mapping,
     /// For each disk of the volume, its namespace, if it is one.
     namespaces: Vec<Option<Arc<Namespace>>>,
     flights: Vec<Flight>,
@@ -61,41 +65,55 @@ impl Passthrough {
         let devices = namespaces.iter().map(|n| n.as_ref().map_or(-1, |n| n.device().as_raw_fd()));
         let kept = present().flat_map(|n| n.kept()).chain(held).map(|file| file.as_raw_fd());
         let fds: Vec<RawFd> = devices.chain(kept).collect();
-        let old = |error: io::Error| {
-            io::Error::new(error.kind(), format!("uring-cmd needs Linux 5.19 or later: {error}"))
+        let old = |error: io::Error| match error.kind() {
+            io::ErrorKind::InvalidInput => {
+                io::Error::new(error.kind(), format!("uring-cmd needs Linux 5.19 or later: {error}"))
+            }
+            _ => error,
         };
         let ring = Ring::new(&COMMANDS, &fds, Some(bell)).map_err(old)?;
         let polled = match present().any(|n| n.is_polled()) {
             true => Some(Ring::new(&COMMANDS, &fds, None).map_err(old)?),
             false => None,
         };
-        let writes_zeros = vec![false; namespaces.len()];
-        Ok(Self { ring, polled, namespaces, flights: Vec::new(), pending: 0, zeros: None, writes_zeros })
+        let writes_zeros = namespaces.iter().map(|n| n.as_ref().is_some_and(|n| !n.makes_zeroes())).collect();
+        let longest = present().map(|n| n.block()).max().unwrap_or(1);
+        let probe = Mapping::anonymous(longest as usize)?;
+        let flights = Vec::new();
+        Ok(Self { ring, polled, probe, namespaces, flights, pending: 0, zeros: None, writes_zeros })
     }
 
-    /// Enables the rings for the calling thread, and reads a block of each namespace: only that shows whether the kernel lets this process
-    /// do it, and whether the device agrees. Blocks for as long as the devices take.
+    /// Enables the rings for the calling thread, and reads a block of each namespace, and flushes it: only that shows whether the kernel
+    /// lets this process do it, and whether the device agrees. Blocks for as long as the devices take.
     pub fn enable(&mut self) -> io::Result<()> {
         self.ring.enable()?;
         if let Some(ring) = &self.polled {
             ring.enable()?;
         }
-        let memory = Mapping::anonymous(ZEROS)?;
         for disk in 0..self.namespaces.len() {
             let Some(namespace) = self.namespaces[disk].clone() else { continue };
             let len = namespace.block();
-            let to = SharedSlice::new(&memory, 0, len as usize).as_ptr() as u64;
+            let to = SharedSlice::new(&self.probe, 0, len as usize).as_ptr() as u64;
             let read = Command { prp1: to, prp2: len << 32, ..command(namespace.nsid(), Opcode::READ) };
-            let entry = entry(disk as u16, &Step { command: read, many: false }, PROBE);
-            // SAFETY: `memory` lives until the completion was taken, or the ring drained.
-            unsafe { self.ring.push(&entry) };
-            let result = loop {
-                self.ring.wait()?;
-                if let Some((_, result)) = self.ring.take() {
-                    break result;
+            let read = entry(disk as u16, &Step { command: read, vectored: false }, PROBE);
+            namespace.judge("read its first block", ask(&mut self.ring, &read)?)?;
+            if namespace.answer(Op::Flush).is_none() {
+                let flush = Step { command: command(namespace.nsid(), Opcode::FLUSH), vectored: false };
+                let flush = entry(disk as u16, &flush, PROBE);
+                namespace.judge("flush it", ask(&mut self.ring, &flush)?)?;
+            }
+            if namespace.is_polled()
+                && let Some(ring) = &mut self.polled
+            {
+                match ask(ring, &read)? {
+                    // Linux before 6.1 polls for files only.
+                    result if result == -libc::EOPNOTSUPP => {
+                        warn!(image = %namespace.path().display(), "this kernel does not poll for NVMe commands: continuing without iopoll");
+                        self.polled = None;
+                    }
+                    result => namespace.judge("read its first block, polled,", result)?,
                 }
-            };
-            namespace.judge(result)?;
+            }
         }
         Ok(())
     }
@@ -129,15 +147,22 @@ impl Passthrough {
         data: &[Buffer],
         memory: &GuestMemory<Mapping>,
     ) -> Option<Result<(), Failure>> {
-        let namespace = self.namespaces.get(usize::from(disk))?.as_deref()?;
+        let Some(namespace) = self.namespaces.get(usize::from(disk)).and_then(Option::as_deref) else {
+            return Some(Err(Failure::Errno(libc::ENODEV)));
+        };
         if let Some(result) = namespace.answer(op) {
             return Some(result);
+        }
+        // A device that refused to make zeroes is not asked again.
+        let mut limits = namespace.limits();
+        if self.writes_zeros[usize::from(disk)] {
+            limits.zeroes = 0;
         }
         let index = id as usize;
         if self.flights.len() <= index {
             self.flights.resize_with(index + 1, Flight::idle);
         }
-        self.flights[index].begin(disk, op, data, memory, namespace.limits());
+        self.flights[index].begin(disk, op, data, memory, limits);
         self.pending += 1;
         match self.push(index) {
             Ok(()) => None,
@@ -166,8 +191,9 @@ impl Passthrough {
             _ => &mut self.ring,
         };
         // SAFETY: the addresses in the command stay valid until its completion: guest memory because the worker keeps it until its queues
-        // are drained, the list of pieces and the range because they are the flight's until then, zeros because they are ours. The rings
-        // are dropped, and drained, before all of them.
+        // are drained; the list of pieces and the range because they lie on the heap, wherever `flights` is moved to, and no function of
+        // this flight is called before its completion was taken; zeros because they are ours. The rings are dropped, and drained, before
+        // all of them.
         unsafe { ring.push(&entry) };
         Ok(())
     }
@@ -218,12 +244,25 @@ impl Passthrough {
     }
 }
 
+/// Sends one command, and returns its result. Nothing else may be under way in the ring.
+fn ask(ring: &mut LargeRing, entry: &squeue::Entry128) -> io::Result<i32> {
+    // SAFETY: the only address in such an entry is that of `Passthrough::probe`, which is dropped after the rings, and these are drained
+    // then.
+    unsafe { ring.push(entry) };
+    loop {
+        ring.wait()?;
+        if let Some((_, result)) = ring.take() {
+            return Ok(result);
+        }
+    }
+}
+
 /// Returns the entry with the command of a step.
 fn entry(disk: u16, step: &Step, number: u64) -> squeue::Entry128 {
     // The kernel's structure (struct nvme_uring_cmd) is a command, in which the address and the length of the memory are in place of
     // the PRP entries, and a timeout follows; 0 is the driver's own.
     let mut bytes = [0; 80];
     bytes[..size_of::<Command>()].copy_from_slice(step.command.as_bytes());
-    let kind = if step.many { MANY } else { ONE };
+    let kind = if step.vectored { NVME_URING_CMD_IO_VEC } else { NVME_URING_CMD_IO };
     opcode::UringCmd80::new(types::Fixed(disk.into()), kind).cmd(bytes).build().user_data(number)
 }

@@ -12,20 +12,28 @@ pub(super) const ZEROS: usize = 1 << 20;
 /// The largest number of pieces of memory of one command (`UIO_MAXIOV`).
 const PIECES: usize = 1024;
 
+/// The smallest page of a kernel.
+pub(super) const PAGE: u64 = 4096;
+
 /// How often a command is sent again that the device, or a reset of it, has not executed for a passing reason. The kernel's driver does
 /// the same for its own commands.
-const TRIES: u8 = 5;
+const RETRIES: u8 = 5;
+
+/// The type of a status that says that there was no way to the device.
+const PATH_RELATED: u16 = 3;
 
 /// "Do not retry", in the status field as the kernel returns it.
 const DNR: u16 = 1 << 14;
 
-/// How much one command can do, in bytes.
+/// How much one command can do, in bytes where nothing else is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
+pub(super) struct CommandLimits {
     /// The length of a logical block.
     pub block: u64,
     /// Data of one command.
     pub data: u64,
+    /// The number of segments of memory of one command. (A number, not bytes.)
+    pub segments: u64,
     /// A discard; 0 if the device has none.
     pub discard: u64,
     /// A Write Zeroes command; 0 if the device has none.
@@ -37,7 +45,7 @@ pub(super) struct Limits {
 pub(super) struct Step {
     pub command: Command,
     /// Whether the address is that of an array of `iovec`, and the length the number of them.
-    pub many: bool,
+    pub vectored: bool,
 }
 
 /// Returns a command to a namespace, of which only the opcode is set.
@@ -49,7 +57,7 @@ pub(super) fn command(nsid: u32, opcode: Opcode) -> Command {
 pub(super) struct Flight {
     pub disk: u16,
     stage: Stage,
-    limits: Limits,
+    limits: CommandLimits,
     /// The memory that is left to transfer, in order. The first piece may be a remainder.
     pieces: Vec<libc::iovec>,
     /// Index of the first piece that is not done.
@@ -62,7 +70,7 @@ pub(super) struct Flight {
     left: u64,
     /// The number of bytes of the command under way.
     now: u64,
-    tries: u8,
+    retries: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +97,7 @@ impl Flight {
         Self {
             disk: 0,
             stage: Stage::Idle,
-            limits: Limits { block: 1, data: 1, discard: 0, zeroes: 0 },
+            limits: CommandLimits { block: 1, data: 1, segments: 3, discard: 0, zeroes: 0 },
             pieces: Vec::new(),
             next: 0,
             these: Vec::new(),
@@ -97,7 +105,7 @@ impl Flight {
             at: 0,
             left: 0,
             now: 0,
-            tries: 0,
+            retries: 0,
         }
     }
 
@@ -107,11 +115,11 @@ impl Flight {
         op: Op,
         data: &[Buffer],
         memory: &GuestMemory<Mapping>,
-        limits: Limits,
+        limits: CommandLimits,
     ) {
         debug_assert_eq!(self.stage, Stage::Idle);
         (self.disk, self.limits) = (disk, limits);
-        (self.at, self.left, self.tries) = (op.at(), op.span().unwrap_or(0), TRIES);
+        (self.at, self.left, self.retries) = (op.at(), op.span().unwrap_or(0), RETRIES);
         self.pieces.clear();
         self.next = 0;
         self.stage = match op {
@@ -169,19 +177,19 @@ impl Flight {
                     many => (many.as_ptr() as u64, many.len() as u64),
                 };
                 let command = Command { cdw12, prp1: address, prp2: len << 32, ..command(opcode) };
-                Step { command, many: self.these.len() != 1 }
+                Step { command, vectored: self.these.len() != 1 }
             }
             Stage::ZeroData { through } => {
                 self.now = self.left.min(self.limits.data).min(ZEROS as u64);
                 let (prp1, prp2) = (zeros.unwrap_or(0), self.now << 32);
                 let command = Command { cdw12: fua(through), prp1, prp2, ..command(Opcode::WRITE) };
-                Step { command, many: false }
+                Step { command, vectored: false }
             }
             Stage::Zero { unmap, through } => {
                 self.now = self.left.min(self.limits.zeroes);
                 let deallocate = if unmap { Command::DEAC } else { 0 };
                 let command = Command { cdw12: fua(through) | deallocate, ..command(Opcode::WRITE_ZEROES) };
-                Step { command, many: false }
+                Step { command, vectored: false }
             }
             Stage::Discard => {
                 self.now = self.left.min(self.limits.discard);
@@ -193,11 +201,11 @@ impl Flight {
                     prp2: (size_of::<Range>() as u64) << 32,
                     ..command(Opcode::DATASET_MANAGEMENT)
                 };
-                return Ok(Step { command, many: false });
+                return Ok(Step { command, vectored: false });
             }
             Stage::Flush | Stage::Idle => {
                 self.now = 0;
-                return Ok(Step { command: command(Opcode::FLUSH), many: false });
+                return Ok(Step { command: command(Opcode::FLUSH), vectored: false });
             }
         };
         let (slba, blocks) = (self.at / block, self.now / block);
@@ -211,12 +219,18 @@ impl Flight {
     fn gather(&mut self) -> u64 {
         let most = self.left.min(self.limits.data);
         self.these.clear();
-        let mut bytes = 0;
+        let (mut bytes, mut segments) = (0, self.limits.segments);
         for piece in self.pieces[self.next.min(self.pieces.len())..].iter().take(PIECES) {
-            let len = (piece.iov_len as u64).min(most - bytes);
+            // Each page may be a segment, and a piece may begin and end within one. (A single block is left to the kernel, which can copy.)
+            if segments < 3 && bytes >= self.limits.block {
+                break;
+            }
+            let pages = segments.saturating_sub(2).max(1);
+            let len = (piece.iov_len as u64).min(most - bytes).min(pages * PAGE);
             if len == 0 {
                 break;
             }
+            segments = segments.saturating_sub(len / PAGE + 2);
             self.these.push(libc::iovec { iov_base: piece.iov_base, iov_len: len as usize });
             bytes += len;
         }
@@ -242,7 +256,7 @@ impl Flight {
         if result != 0 {
             return self.failed(result);
         }
-        self.tries = TRIES;
+        self.retries = RETRIES;
         self.at += self.now;
         self.left -= self.now.min(self.left);
         if let Stage::Read | Stage::Write { .. } = self.stage {
@@ -257,35 +271,41 @@ impl Flight {
             return None;
         }
         let status = Status(result as u16 & 0x7ff);
-        let is_passing = match result {
-            // A reset of the controller has taken the command away.
-            ..0 => result == -libc::EINTR,
+        // An error number is not the device's, and neither is a status of the kind "path related" (NVMe 2.0, 4.2.4.4): there was no way to
+        // the device, or a reset of the controller has taken the command away.
+        let is_of_device = result > 0 && status.0 >> 8 != PATH_RELATED;
+        let is_transient = match is_of_device {
+            false => result > 0 || result == -libc::EINTR,
             // A flush is not sent again: the device may report lost data only once.
-            _ => result as u16 & DNR == 0 && self.stage != Stage::Flush && !is_final(status),
+            true => result as u16 & DNR == 0 && self.stage != Stage::Flush && !is_final(status),
         };
-        if is_passing && self.tries > 0 {
-            self.tries -= 1;
+        if is_transient && self.retries > 0 {
+            self.retries -= 1;
             return None;
         }
-        if let Stage::Zero { through, .. } = self.stage
-            && result > 0
-            && [Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&status)
-        {
-            self.stage = Stage::ZeroData { through };
-            return None;
+        // The device does not know the command, or the kernel does not let this process send it.
+        let is_refused = match result {
+            ..0 => [-libc::EACCES, -libc::EPERM].contains(&result),
+            _ => [Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&status),
+        };
+        match self.stage {
+            Stage::Zero { through, .. } if is_refused => {
+                self.stage = Stage::ZeroData { through };
+                return None;
+            }
+            Stage::Discard if is_refused => return Some(Err(Failure::Unsupported)),
+            _ => {}
         }
         let errno = match (result, status) {
-            (..0, _) if result != -libc::EINTR => -result,
+            // While no path is there, a device with several answers EINVAL to everything.
+            (..0, _) if ![-libc::EINTR, -libc::EINVAL].contains(&result) => -result,
             (_, Status::LBA_RANGE) if self.stage != Stage::Flush => return Some(Err(Failure::Truncated)),
             (_, Status::CAPACITY_EXCEEDED) => libc::ENOSPC,
             (_, Status::WRITE_PROTECTED) => libc::EROFS,
-            (_, Status::INVALID_OPCODE) if self.stage == Stage::Discard => {
-                return Some(Err(Failure::Unsupported));
-            }
             _ => libc::EIO,
         };
         Some(Err(match self.stage {
-            Stage::Flush => Failure::Lost(errno),
+            Stage::Flush if is_of_device => Failure::Lost(errno),
             _ => Failure::Errno(errno),
         }))
     }
@@ -336,13 +356,13 @@ mod tests {
         GuestMemory::new(vec![region]).unwrap()
     }
 
-    fn limits(block: u64) -> Limits {
-        Limits { block, data: 64 << 10, discard: 128 << 10, zeroes: 32 << 10 }
+    fn limits(block: u64) -> CommandLimits {
+        CommandLimits { block, data: 64 << 10, segments: 18, discard: 128 << 10, zeroes: 32 << 10 }
     }
 
     /// Executes the next command as a device would read it.
-    fn execute(flight: &mut Flight, limits: Limits) -> Result<Done, Failure> {
-        let Step { command, many } = flight.step(7, Some(ZERO_PAGE))?;
+    fn execute(flight: &mut Flight, limits: CommandLimits) -> Result<Done, Failure> {
+        let Step { command, vectored } = flight.step(7, Some(ZERO_PAGE))?;
         assert_eq!((command.nsid, command.flags, command.cid, command.mptr), (7, 0, 0, 0));
         let (address, len) = (command.prp1, command.prp2 >> 32);
         assert_eq!(command.prp2 as u32, 0, "metadata");
@@ -352,7 +372,7 @@ mod tests {
         let whole = |memory| (command.opcode, flags, slba * limits.block, blocks * limits.block, memory);
         Ok(match command.opcode {
             Opcode::READ | Opcode::WRITE => {
-                let pieces: Vec<Span<u64>> = if many {
+                let pieces: Vec<Span<u64>> = if vectored {
                     assert!(len as usize <= PIECES && len > 1);
                     // As the kernel reads them.
                     flight
@@ -363,10 +383,12 @@ mod tests {
                 } else {
                     std::iter::once(address..address + len).collect()
                 };
-                assert!(!many || address == flight.these.as_ptr() as u64);
+                assert!(!vectored || address == flight.these.as_ptr() as u64);
                 let bytes: u64 = pieces.iter().map(|p| p.end - p.start).sum();
                 assert_eq!(bytes, blocks * limits.block, "the device would transfer something else");
                 assert!(bytes <= limits.data);
+                let pages: u64 = pieces.iter().map(|p| (p.end - p.start) / PAGE + 2).sum();
+                assert!(blocks == 1 || pages <= limits.segments, "{pages} pages");
                 whole(pieces)
             }
             Opcode::WRITE_ZEROES => {
@@ -385,7 +407,7 @@ mod tests {
         })
     }
 
-    fn run(flight: &mut Flight, limits: Limits) -> (Vec<Done>, Result<(), Failure>) {
+    fn run(flight: &mut Flight, limits: CommandLimits) -> (Vec<Done>, Result<(), Failure>) {
         let mut done = Vec::new();
         loop {
             match execute(flight, limits) {
@@ -399,7 +421,7 @@ mod tests {
         }
     }
 
-    fn begin(op: Op, data: &[Buffer], memory: &GuestMemory<Mapping>, limits: Limits) -> Flight {
+    fn begin(op: Op, data: &[Buffer], memory: &GuestMemory<Mapping>, limits: CommandLimits) -> Flight {
         let mut flight = Flight::idle();
         flight.begin(3, op, data, memory, limits);
         flight
@@ -496,7 +518,7 @@ mod tests {
         assert_eq!(done.iter().map(|done| done.3).sum::<u64>(), 3 * 4096);
         // A command cannot transfer a part of a block.
         let data: Vec<_> = (0..4096).map(|n| Buffer { region: 0, at: n * 8, len: 1 }).collect();
-        let limits = Limits { block: 4096, ..limits };
+        let limits = CommandLimits { block: 4096, ..limits };
         let (_, result) = run(&mut begin(Op::Read { at: 0 }, &data, &memory, limits), limits);
         assert_eq!(result, Err(Failure::Errno(libc::EINVAL)));
     }
@@ -522,17 +544,21 @@ mod tests {
         let eio = Failure::Errno(libc::EIO);
         let status = |status: Status| i32::from(status.0);
         // An unrecovered read error (0x281), which the device may and may not want to see again.
-        assert_eq!(failed(read, 0x281), (1 + usize::from(TRIES), eio));
+        assert_eq!(failed(read, 0x281), (1 + usize::from(RETRIES), eio));
         assert_eq!(failed(read, 0x281 | i32::from(DNR)), (1, eio));
         assert_eq!(failed(write, status(Status::CAPACITY_EXCEEDED)), (1, Failure::Errno(libc::ENOSPC)));
         assert_eq!(failed(write, status(Status::WRITE_PROTECTED)), (1, Failure::Errno(libc::EROFS)));
         assert_eq!(failed(read, status(Status::LBA_RANGE)), (1, Failure::Truncated));
         assert_eq!(failed(discard, status(Status::INVALID_OPCODE)), (1, Failure::Unsupported));
+        assert_eq!(failed(discard, -libc::EACCES), (1, Failure::Unsupported));
+        assert_eq!(failed(read, -libc::EACCES), (1, Failure::Errno(libc::EACCES)));
         assert_eq!(failed(read, -libc::ENODEV), (1, Failure::Errno(libc::ENODEV)));
         // Whether data was lost is said once.
         assert_eq!(failed(Op::Flush, status(Status::INTERNAL)), (1, Failure::Lost(libc::EIO)));
-        // A reset of the controller is no answer.
-        assert_eq!(failed(Op::Flush, -libc::EINTR), (1 + usize::from(TRIES), Failure::Lost(libc::EIO)));
+        // A reset of the controller is no answer, not even to a flush.
+        assert_eq!(failed(Op::Flush, -libc::EINTR), (1 + usize::from(RETRIES), eio));
+        assert_eq!(failed(Op::Flush, 0x370), (1 + usize::from(RETRIES), eio), "no path");
+        assert_eq!(failed(read, -libc::EINVAL), (1, eio));
         // Zeros that the device cannot make are written.
         let mut flight =
             begin(Op::WriteZeroes { at: 0, len: 4096, unmap: true, through: false }, &[], &memory, limits);

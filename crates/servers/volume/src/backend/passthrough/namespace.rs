@@ -1,9 +1,10 @@
 //! A namespace of an NVMe device, by its character device (`/dev/ng0n1`).
 
-use super::flight::Limits;
+use super::flight::{CommandLimits, PAGE};
 use crate::backend::alignment::{queue_limit, queue_word};
 use crate::backend::{Failure, Image, ImageError, Op};
 use ginnel_volume_control::config::{self, Direct};
+use rustix::fs::{Advice, fadvise};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,15 +12,13 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// How long another program may keep the block device after its lock is free: the kernel closes a killed process's files one after another.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Most blocks of a Write Zeroes command: its number of blocks has 16 bits.
-const ZEROES_MAX: u64 = 1 << 16;
-
-/// The smallest page of a kernel.
-const PAGE: u64 = 4096;
+/// Most blocks of a command: their number has 16 bits.
+const BLOCKS_MAX: u64 = 1 << 16;
 
 /// An open namespace.
 #[derive(Debug)]
@@ -32,10 +31,9 @@ pub struct Namespace {
     /// The block device, opened so that nobody else can mount it.
     claim: OnceLock<File>,
     nsid: u32,
-    limits: Limits,
-    /// Whether the device has a volatile write cache.
-    has_cache: bool,
+    limits: CommandLimits,
     polled: bool,
+    read_only: bool,
 }
 
 impl Namespace {
@@ -60,7 +58,7 @@ impl Namespace {
         if !opened.file_type().is_char_device() {
             return Err(error("is no character device, which uring-cmd needs".to_owned(), CHECK));
         }
-        // Its own name may be any, and is the kernel's below sysfs.
+        // The path may have any name; sysfs has the kernel's.
         let (major, minor) = (libc::major(opened.rdev()), libc::minor(opened.rdev()));
         let place = Path::new("/sys/dev/char").join(format!("{major}:{minor}"));
         let name = place.canonicalize().ok();
@@ -72,7 +70,7 @@ impl Namespace {
         };
         let block_device = Path::new("/dev").join(format!("nvme{number}"));
         let sysfs = Path::new("/sys/block").join(format!("nvme{number}"));
-        let word =
+        let attribute =
             |file: &str| std::fs::read_to_string(sysfs.join(file)).ok().map(|word| word.trim().to_owned());
         // The page cache is not used, and nothing is written: this file is for the lock, the size, and flushes without a worker.
         let as_image = config::Disk {
@@ -82,29 +80,35 @@ impl Namespace {
             iopoll: false,
             ..disk.clone()
         };
-        let image = Image::open(&as_image, 0)?;
+        let image = Image::open(&as_image, 0).map_err(|e| match e {
+            ImageError::Image { path, what, .. } => {
+                let fix = "let this process's user read the block device of the namespace too";
+                ImageError::Image { path, what, fix }
+            }
+            other => other,
+        })?;
         let is_same = image.file().metadata().is_ok_and(|meta| {
             let (major, minor) = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
-            word("dev") == Some(format!("{major}:{minor}"))
+            attribute("dev") == Some(format!("{major}:{minor}"))
         });
         if !is_same {
             let what = format!("its block device is not {}", block_device.display());
             return Err(error(what, "see that /dev is made by the kernel (devtmpfs)"));
         }
-        let Some(nsid) = word("nsid").and_then(|word| word.parse().ok()) else {
+        let Some(nsid) = attribute("nsid").and_then(|word| word.parse().ok()) else {
             return Err(error(
                 "the kernel does not tell the number of the namespace".to_owned(),
                 "write backend = \"file\"",
             ));
         };
         // What the kernel knows of metadata: none, or a format.
-        let has_metadata = word("metadata_bytes").is_some_and(|bytes| bytes != "0")
-            || word("integrity/format").is_some_and(|format| format != "none");
+        let has_metadata = attribute("metadata_bytes").is_some_and(|bytes| bytes != "0")
+            || attribute("integrity/format").is_some_and(|format| format != "none");
         if has_metadata {
             let what = "its blocks have metadata (protection information)".to_owned();
             return Err(error(what, "format it without, or write backend = \"file\""));
         }
-        if word("queue/zoned").is_some_and(|zoned| zoned != "none") {
+        if attribute("queue/zoned").is_some_and(|zoned| zoned != "none") {
             return Err(error("is zoned, and a disk is not".to_owned(), "use another namespace"));
         }
         let block = image.sector().unwrap_or(4096);
@@ -112,18 +116,24 @@ impl Namespace {
             let what = format!("has blocks of {block} bytes, and the disk has sectors of {}", disk.sector);
             return Err(error(what, "write sector = 4096"));
         }
-        let number = image.file().metadata().map_err(|e| error(e.to_string(), CHECK))?.rdev();
-        let limit = |name: &str| queue_limit(number, name);
-        // Memory that is not aligned has a page more than its length says, and each page may be a segment of its own.
-        let segments = limit("max_segments").unwrap_or(2).max(2) - 1;
-        let data = limit("max_hw_sectors_kb").unwrap_or(4).saturating_mul(1024).min(segments * PAGE);
+        let rdev = image.file().metadata().map_err(|e| error(e.to_string(), CHECK))?.rdev();
+        let limit = |name: &str| queue_limit(rdev, name);
+        // A piece of memory that is not aligned lies in up to two pages more than its length says, and each page may be a segment.
+        let segments = limit("max_segments").unwrap_or(3).max(3);
+        let data = limit("max_hw_sectors_kb").unwrap_or(4).saturating_mul(1024);
+        let data = data.min((segments - 2) * PAGE).min(BLOCKS_MAX * block);
         let whole = |bytes: u64| bytes / block * block;
-        let limits = Limits {
+        let limits = CommandLimits {
             block,
+            segments,
             data: whole(data).max(block),
             discard: whole(limit("discard_max_bytes").unwrap_or(0).min(u64::from(u32::MAX) * block)),
-            zeroes: whole(limit("write_zeroes_max_bytes").unwrap_or(0).min(ZEROES_MAX * block)),
+            zeroes: whole(limit("write_zeroes_max_bytes").unwrap_or(0).min(BLOCKS_MAX * block)),
         };
+        let has_poll_queues = queue_word(rdev, "io_poll").is_none_or(|word| word != "0");
+        if disk.iopoll && !has_poll_queues {
+            warn!(image = %path.display(), "its device has no queues to poll: continuing without iopoll");
+        }
         Ok(Self {
             device,
             image,
@@ -131,33 +141,46 @@ impl Namespace {
             claim: OnceLock::new(),
             nsid,
             limits,
-            has_cache: queue_word(number, "write_cache").is_none_or(|word| word != "write through"),
-            polled: disk.iopoll,
+            polled: disk.iopoll && has_poll_queues,
+            read_only: disk.read_only,
             path,
         })
     }
 
-    /// Keeps everybody else from mounting the namespace, until the last copy of the descriptor is closed. The caller must hold the lock.
+    /// Keeps everybody else from mounting the namespace, until the last copy of the descriptor is closed, and makes the kernel forget what
+    /// its page cache has of it: commands do not go through that cache, so whatever lies there would be written later, or read by others.
+    /// The caller must hold the lock. Whoever only reads keeps nobody from reading too.
     pub fn claim(&self) -> Result<(), ImageError> {
+        let error = |what: String, fix| ImageError::Image { path: self.path.clone(), what, fix };
+        if !self.read_only {
+            let claim = self.exclusive().map_err(|e| {
+                let what =
+                    format!("its block device, {}, cannot be claimed: {e}", self.block_device.display());
+                error(what, "unmount its file systems, and release it from swap, LVM, RAID and other volumes")
+            })?;
+            self.claim.get_or_init(|| claim);
+        }
+        let file = self.image.file();
+        file.sync_all().map_err(|e| {
+            error(
+                format!("what others have written to it earlier cannot be made durable: {e}"),
+                "see the kernel's log",
+            )
+        })?;
+        fadvise(file, 0, None, Advice::DontNeed).map_err(|e| error(e.to_string(), "see the kernel's log"))
+    }
+
+    /// Opens the block device for nobody else but this process.
+    fn exclusive(&self) -> io::Result<File> {
         let begin = Instant::now();
         loop {
             let mut options = OpenOptions::new();
             options.read(true).custom_flags(libc::O_CLOEXEC | libc::O_EXCL);
             match options.open(&self.block_device) {
-                Ok(file) => {
-                    self.claim.get_or_init(|| file);
-                    return Ok(());
-                }
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) && begin.elapsed() < PATIENCE => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                Err(e) => {
-                    let what =
-                        format!("its block device, {}, cannot be claimed: {e}", self.block_device.display());
-                    let fix =
-                        "unmount its file systems, and release it from swap, LVM, RAID and other volumes";
-                    return Err(ImageError::Image { path: self.path.clone(), what, fix });
-                }
+                opened => return opened,
             }
         }
     }
@@ -191,7 +214,7 @@ impl Namespace {
         self.limits.block
     }
 
-    pub(super) fn limits(&self) -> Limits {
+    pub(super) fn limits(&self) -> CommandLimits {
         self.limits
     }
 
@@ -199,22 +222,32 @@ impl Namespace {
     #[inline]
     pub(super) fn answer(&self, op: Op) -> Option<Result<(), Failure>> {
         match op {
-            Op::Flush if !self.has_cache => Some(Ok(())),
             Op::Discard { .. } if self.limits.discard == 0 => Some(Err(Failure::Unsupported)),
             Op::Discard { len: 0, .. } | Op::WriteZeroes { len: 0, .. } => Some(Ok(())),
             _ => None,
         }
     }
 
-    /// Judges the result of a read that was tried.
-    pub(super) fn judge(&self, result: i32) -> io::Result<()> {
+    /// Returns whether the device has a command that makes zeroes.
+    pub(super) fn makes_zeroes(&self) -> bool {
+        self.limits.zeroes > 0
+    }
+
+    /// Returns the path from the configuration.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Judges the result of a command that was tried, to do this.
+    pub(super) fn judge(&self, what: &str, result: i32) -> io::Result<()> {
         let (why, fix) = match result {
             0 => return Ok(()),
             ..0 => {
                 let error = io::Error::from_raw_os_error(-result);
                 let fix = match -result {
                     libc::EACCES | libc::EPERM => {
-                        "before Linux 6.2, only a process with CAP_SYS_ADMIN may do that (root, without `user` and User=)"
+                        "a process without CAP_SYS_ADMIN (root, without `user` and User=) may do that since Linux 6.2, if the device reports \
+                         the command as supported and harmless (`nvme effects-log`)"
                     }
                     libc::EOPNOTSUPP | libc::ENOTTY => "this needs Linux 5.19 or later",
                     _ => "see the kernel's log",
@@ -226,7 +259,7 @@ impl Namespace {
             }
         };
         Err(io::Error::other(format!(
-            "image {}: an NVMe command to read its first block fails: {why}; {fix}, or write backend = \"file\" and path = \"{}\"",
+            "image {}: the NVMe command to {what} fails: {why}; {fix}, or write backend = \"file\" and path = \"{}\"",
             self.path.display(),
             self.block_device.display()
         )))

@@ -86,10 +86,10 @@ pub(crate) struct Ring<S: squeue::EntryMarker = squeue::Entry, C: cqueue::EntryM
 }
 
 impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
-    /// Creates a ring that does nothing before [`Ring::enable`], and then only these operations. If the kernel does not know the last of
-    /// them, the ring has the others. Entries name the `files` by their index; -1 means no
-    /// file. The kernel writes to `bell` with each completion, while notifications are enabled ([`Ring::arm`]). Without
-    /// a `bell`, completions are polled from the devices, and the ring can only read and write.
+    /// Creates a ring that does nothing before [`Ring::enable`], and then only these operations. If the kernel does not
+    /// know the last of several, the ring has the others. Entries name the `files` by their index; -1 means no file. The
+    /// kernel writes to `bell` with each completion, while notifications are enabled ([`Ring::arm`]). Without a `bell`,
+    /// completions are polled from the devices: of files, such a ring can only read and write.
     pub fn new(operations: &[u8], files: &[RawFd], bell: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let polls = bell.is_none();
         let build = |modern: bool| {
