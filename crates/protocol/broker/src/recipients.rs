@@ -47,7 +47,7 @@ impl Recipients {
         Self(access.users.iter().map(user).chain(access.groups.iter().map(group)).collect())
     }
 
-    /// Returns them together with a user, to whom a program of these groups belongs and who may attach. `None` if they say so already.
+    /// Returns them together with a user, to whom a program of these groups belongs and who may attach. `None` if that is known already.
     pub fn with(&self, user: u32, groups: &[u32], access: &Access) -> Option<Self> {
         let named = || groups.iter().copied().filter(|group| access.groups.contains(group));
         let groups = if groups.len() > GROUPS { named().collect() } else { groups.iter().copied().collect() };
@@ -64,11 +64,6 @@ impl Recipients {
     /// Returns these and those.
     pub fn and(&self, others: &Self) -> Self {
         Self(self.0.union(&others.0).cloned().collect())
-    }
-
-    /// Returns whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     /// Returns each of them.

@@ -221,6 +221,7 @@ impl Broker {
 
     /// Notes that a user of the host is given the memory of a segment, unless it was noted before.
     fn note_recipient(&mut self, segment: &Name, who: &Who) -> Result<(), Refusal> {
+        // The daemon's user is noted, because another daemon may have another one.
         if who.member != HOST_MEMBER || who.uid == 0 {
             return Ok(());
         }
@@ -232,7 +233,7 @@ impl Broker {
         record.map_or(Ok(()), |record| self.record(record))
     }
 
-    /// Returns who was given the memory of a segment and may not attach to it any more, if this is who may.
+    /// Returns who was given the memory of a segment and may not attach to it under `access`.
     pub fn excluded(&self, segment: &Name, access: &Access) -> BTreeSet<Recipient> {
         let known = self.books.segments.get(segment).and_then(|segment| segment.recipients.as_ref());
         let may = |one: &&Recipient| {

@@ -14,7 +14,7 @@ use std::path::Path;
 /// How often a name is looked for that seems not to be there. The kernel may miss one while others rename files or mount file systems.
 const LOOKS: u32 = 16;
 
-/// Opens a file if there is one with this name in its folder, and the name is at hand. The folder itself is looked up by all means if it is
+/// Opens a file if there is one with this name in its folder, and the name is at hand. The folder itself is looked up in any case if it is
 /// not at hand: nobody but root may rename it or one above it.
 pub fn open(path: &Path, flags: OFlags) -> Result<Option<OwnedFd>, Errno> {
     let look = || look(path, flags | OFlags::NOFOLLOW);

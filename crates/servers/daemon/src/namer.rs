@@ -111,7 +111,7 @@ impl Work {
 /// Why a name is not as it should be.
 #[derive(Debug, Error)]
 pub enum Unnamed {
-    /// It will be when the lock of its folder is free, unless the daemon ends before that.
+    /// A process waits for its folder. What is to be made will be when that answers, unless the daemon ends before.
     #[error("{}", no_answer("its folder"))]
     Held,
     /// It cannot be.

@@ -7,7 +7,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -77,14 +77,7 @@ impl Spawned {
 
     /// Waits for its end, at most for this time. Returns whether it has ended.
     pub fn wait(&self, at_most: Duration) -> bool {
-        let end = Instant::now() + at_most;
-        loop {
-            let left = Timespec::try_from(end.saturating_duration_since(Instant::now())).ok();
-            match poll(&mut [PollFd::new(&self.ended, PollFlags::IN)], left.as_ref()) {
-                Err(Errno::INTR) => {}
-                ready => return ready.is_ok_and(|ready| ready > 0),
-            }
-        }
+        becomes_readable(self.ended.as_fd(), Some(Instant::now() + at_most))
     }
 
     /// Forgets a process that has ended. Returns how, if that is known.
@@ -165,18 +158,23 @@ impl Speaker {
 
     /// Waits until it says something, or nothing more; without `until` as long as that takes. Returns whether it did.
     pub fn wait(&self, until: Option<Instant>) -> bool {
-        loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let time = left.and_then(|left| Timespec::try_from(left).ok());
-            match poll(&mut [PollFd::new(&self.output, PollFlags::IN)], time.as_ref()) {
-                Err(Errno::INTR) => {}
-                ready => return ready.is_ok_and(|ready| ready > 0),
-            }
-        }
+        becomes_readable(self.output.as_fd(), until)
     }
 
     /// Wants no more events of what it says.
     pub fn ignore(&self, poller: &Poller) {
         poller.remove(&self.output);
+    }
+}
+
+/// Waits until a descriptor is readable, without `until` as long as that takes. Returns whether it is.
+pub fn becomes_readable(fd: BorrowedFd<'_>, until: Option<Instant>) -> bool {
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let time = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], time.as_ref()) {
+            Err(Errno::INTR) => {}
+            ready => return ready.is_ok_and(|ready| ready > 0),
+        }
     }
 }

@@ -67,7 +67,11 @@ impl Segment {
 
     /// Returns the record that gives the segment these members, and leaves the rest as it is.
     pub fn with_members(&self, members: BTreeSet<u32>, readers: BTreeSet<u32>) -> Record {
-        Self { members, readers, ..self.clone() }.declaration()
+        let mut record = self.declaration();
+        if let Record::Segment { members: all, readers: some, .. } = &mut record {
+            (*all, *some) = (members, readers);
+        }
+        record
     }
 
     /// Returns the record that these were given the segment's memory, and leaves the rest as it is.

@@ -8,12 +8,12 @@ use crate::at_hand;
 use crate::forked::{Abandoned, Forked, name, part_from_daemon};
 use crate::namer::Unnamed;
 use crate::patience::Patience;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::spawned::becomes_readable;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -50,36 +50,26 @@ impl Finder {
             return Err(Unnamed::Held);
         }
         let finder = start(path)?;
-        let has_ended = ends(finder.ended(), begin + left);
+        let has_ended = becomes_readable(finder.ended(), Some(begin + left));
         self.patience.waited(begin.elapsed());
         if !has_ended {
             self.abandoned.push((path.to_owned(), finder.abandon()));
             return Err(Unnamed::Held);
         }
+        // A file system that never has its files at hand, as some network file systems, looks the same.
         Ok(look()?.ok_or(io::Error::from(Errno::NOENT))?)
     }
 }
 
 fn start(path: &Path) -> io::Result<Forked> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: all of it makes system calls only. The text is there already.
+    // SAFETY: `part_from_daemon`, `name` and `open` of a C string only make system calls: they use no allocator, no lock and no log.
     unsafe {
         Forked::start(|| {
             part_from_daemon(&[]);
             name(c"ginneld-finder");
             let _ = open(path.as_c_str(), TO_CONNECT, Mode::empty());
         })
-    }
-}
-
-/// Returns whether a process ends until then.
-fn ends(process: BorrowedFd<'_>, until: Instant) -> bool {
-    loop {
-        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
-        match poll(&mut [PollFd::from_borrowed_fd(process, PollFlags::IN)], left.as_ref()) {
-            Err(Errno::INTR) => {}
-            ready => return ready.is_ok_and(|ready| ready > 0),
-        }
     }
 }
 

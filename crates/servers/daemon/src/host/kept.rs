@@ -1,4 +1,4 @@
-//! Segments whose memory somebody has who should not, until they get a new file.
+//! Segments whose memory is still held by somebody who has lost the right to it, until they get a new file.
 //!
 //! These are members that have lost their share ([`super::former`]), and users of the host who may not attach any more. The journal has
 //! the users whose programs were given the memory ([`ginnel_broker::recipients`]). Such a program may have given up its endpoint, kept the
@@ -79,9 +79,8 @@ impl Kept {
                 format!("process {}", process.pid)
             }
         };
-        let mut names: Vec<String> = self.processes.iter().map(name).collect();
-        names.dedup();
-        names.join(", ")
+        let names: BTreeSet<String> = self.processes.iter().map(name).collect();
+        names.into_iter().collect::<Vec<_>>().join(", ")
     }
 
     /// Says why the segment is out of service.

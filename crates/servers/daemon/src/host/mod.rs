@@ -18,6 +18,7 @@
 //! | `vm`, `vms`, [`ivshmem`] | a VM as the daemon has it, and what happens between it, its QEMU and its daemon |
 //! | `pauses` | listening sockets that rest, because nothing can be accepted now |
 //! | `pulse`, `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
+//! | `finder` | a process that looks up the path of a QEMU's control socket |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
 //! | `own_folder` | the folder in which the files of segments lie |
 //! | `rereading`, `reload` | reading the configuration again while the daemon serves, and what that changes |
@@ -35,7 +36,7 @@ mod fence;
 pub mod file_jobs;
 pub mod file_making;
 pub mod file_work;
-pub mod finder;
+mod finder;
 mod fixed_size;
 mod former;
 mod front;
