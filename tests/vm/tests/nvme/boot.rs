@@ -35,7 +35,8 @@ const BOOT_SECTOR: [u8; 51] = [
 fn machine(bed: &TestBed, volume: &Volume<'_>, more: &str) -> Result<Arc<HostJob>> {
     let qemu = newer_qemu()?;
     let device = volume.holder.device();
-    let device = format!("{},\"bootindex\":0}}", device.trim_end_matches('}'));
+    let device = device.strip_suffix('}').context("an object")?;
+    let device = format!("{device},\"bootindex\":0}}");
     bed.host_spawn(&format!(
         "exec {} -machine q35,memory-backend=ram -object memory-backend-memfd,id=ram,size=512M,share=on -m 512M -display none \
          -monitor none -nodefaults -no-user-config -serial stdio {more} -device '{device}'",
@@ -77,12 +78,13 @@ fn ovmf_boots_linux_from_a_volume() -> Result<()> {
     let qemu = newer_qemu();
     kit::require!(qemu.is_ok(), "{:#}", qemu.unwrap_err());
     let (code, vars) = ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd");
-    kit::require!(Path::new(code).exists(), "no OVMF (package ovmf)");
+    kit::require!(Path::new(code).exists() && Path::new(vars).exists(), "no OVMF (package ovmf)");
+    kit::require_programs!(&["mkfs.vfat", "mcopy"]);
     let bed = TestBed::new("nvme-ovmf")?;
     let image = image(&bed, 64 << 20)?;
     // OVMF offers its shell, which finds this script. Linux has the kernel in its own memory then, and finds no other disk.
     let script = bed.dir().join("startup.nsh");
-    std::fs::write(&script, "fs0:\\linux.efi console=ttyS0 panic=-1 ginnel=read-by-ovmf\r\n")?;
+    std::fs::write(&script, "@echo -off\r\nfs0:\\linux.efi console=ttyS0 panic=-1 ginnel=read-by-ovmf\r\n")?;
     let vars_here = bed.dir().join("vars.fd");
     std::fs::copy(vars, &vars_here)?;
     let file = image.display();
@@ -98,6 +100,9 @@ fn ovmf_boots_linux_from_a_volume() -> Result<()> {
         vars_here.display()
     );
     let machine = machine(&bed, &volume, &flash)?;
-    machine.wait_for_line("console=ttyS0 panic=-1 ginnel=read-by-ovmf", 4 * PROMPT)?;
+    machine.wait_for_line("Command line: ", 4 * PROMPT).and_then(|line| {
+        ensure!(line.contains("ginnel=read-by-ovmf"), "{line}");
+        Ok(())
+    })?;
     end(&machine)
 }
