@@ -8,12 +8,12 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::Pid;
 use std::ffi::CStr;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use zerocopy::FromZeros;
 
@@ -33,22 +33,17 @@ impl Forked {
     pub unsafe fn start(serve: impl FnOnce()) -> io::Result<Self> {
         // Signals for the daemon, such as that of a terminal, are not for it.
         let signals = blocked()?;
+        let mut ended = -1;
         // SAFETY: what the new process does is `serve`, of which the caller promises this, and `exit`.
-        let forked = unsafe { fork(Descriptors::Shared) };
+        let forked = unsafe { clone(libc::CLONE_FILES | libc::CLONE_PIDFD, &mut ended) };
         if forked == Ok(None) {
             serve();
             exit();
         }
         restore(&signals);
         let pid = forked?.ok_or(Errno::INVAL)?;
-        match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(ended) => Ok(Self { pid, ended }),
-            Err(errno) => {
-                // There must not be two.
-                end_child(pid);
-                Err(errno.into())
-            }
-        }
+        // SAFETY: the kernel has made this descriptor with the process, and nobody else knows it.
+        Ok(Self { pid, ended: unsafe { OwnedFd::from_raw_fd(ended) } })
     }
 
     /// Returns whether it has ended.
@@ -108,25 +103,26 @@ fn end_child(pid: Pid) {
     let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
 }
 
-/// Which descriptors a new process has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Descriptors {
-    /// Those of this process: there is one table for both.
-    Shared,
-    /// Copies of those of this process.
-    Copied,
-}
-
-/// Makes a process that has a copy of this one's memory. Returns `None` in the new process, which has one thread.
+/// Makes a process that has copies of this one's memory and descriptors. Returns `None` in the new process, which has one thread.
 ///
 /// # Safety
 ///
 /// The new process must make system calls only: no memory from the allocator, no lock, no log.
-pub unsafe fn fork(descriptors: Descriptors) -> Result<Option<Pid>, Errno> {
-    let shared = if descriptors == Descriptors::Shared { libc::CLONE_FILES } else { 0 };
+pub unsafe fn fork() -> Result<Option<Pid>, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { clone(0, &mut -1) }
+}
+
+/// Makes a process as `fork` does, with these flags of `clone(2)`. With `CLONE_PIDFD`, the new process has a pidfd here.
+///
+/// # Safety
+///
+/// That of `fork`.
+unsafe fn clone(flags: libc::c_int, pidfd: &mut RawFd) -> Result<Option<Pid>, Errno> {
+    let pidfd: *mut RawFd = pidfd;
     // SAFETY: the new process gets a copy of this one's memory, and goes on with a copy of this stack. As the caller promises, it needs
-    // nothing that another thread may have locked.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, shared | libc::SIGCHLD, 0, 0, 0, 0) };
+    // nothing that another thread may have locked. The kernel writes a number to `pidfd`, which is there.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, pidfd, 0, 0) };
     match pid {
         0 => Ok(None),
         1.. => Ok(Pid::from_raw(pid as i32)),

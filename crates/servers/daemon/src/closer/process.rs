@@ -17,9 +17,7 @@
 //! | has a worker that is stuck | the same, but that worker is there until it is let go | the same | it has been already |
 #![allow(unsafe_code)] // Descriptors that are known by number, and messages without memory from the allocator.
 
-use crate::forked::{
-    Descriptors, Forked, Shared, exit, fork, has_ended, last_error, name, part_from_daemon, reap,
-};
+use crate::forked::{Forked, Shared, exit, fork, has_ended, last_error, name, part_from_daemon, reap};
 use ginnel_fdpass::{SendFlags, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -167,7 +165,7 @@ fn serve(ends: &Ends, progress: &Progress) -> ! {
         progress.done.store(0, Ordering::Relaxed);
         progress.ends.store(false, Ordering::Relaxed);
         // SAFETY: `work` makes system calls only.
-        match unsafe { fork(Descriptors::Copied) } {
+        match unsafe { fork() } {
             Ok(None) => work(ends, progress, own),
             Ok(Some(worker)) => {
                 stuck += 1;

@@ -1,7 +1,7 @@
-//! The **finder**: a process that looks up a path for the daemon, where others may hold the lock of a folder on the way.
+//! The **finder**: a process that connects to the control socket of a QEMU for the daemon.
 //!
-//! What it finds, the kernel has at hand after that. If it takes long, it is killed, and not waited for. It is the daemon without `exec`,
-//! see `forked`.
+//! Others may hold the lock of a folder on the way there, or have put a file system on it that does not answer. If the finder takes long,
+//! it is killed, and not waited for. It is the daemon without `exec`, see `forked`.
 #![allow(unsafe_code)] // A process without `exec`.
 
 use crate::at_hand;
@@ -9,18 +9,15 @@ use crate::forked::{Abandoned, Forked, name, part_from_daemon};
 use crate::namer::Unnamed;
 use crate::patience::Patience;
 use crate::spawned::becomes_readable;
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::ffi::CString;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, getpeername, socket_with,
+};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-
-/// Opens a file to be connected to, also through symbolic links: whoever makes these finds out no more than by a socket of his own, because
-/// the daemon speaks only to the process that it expects there.
-const TO_CONNECT: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
 /// The daemon's side of the finder.
 #[derive(Debug)]
@@ -37,38 +34,46 @@ impl Default for Finder {
 }
 
 impl Finder {
-    /// Finds a file, to be connected to. Waits only if the kernel does not have it at hand, and for a short time.
-    pub fn find(&mut self, path: &Path) -> Result<OwnedFd, Unnamed> {
-        let look = || at_hand::look(path, TO_CONNECT).map_err(io::Error::from);
-        if let Some(found) = look()? {
-            return Ok(found);
-        }
+    /// Connects to a socket, also through symbolic links: whoever makes these finds out no more than by a socket of his own, because the
+    /// daemon speaks only to the process that it expects there. Waits for a short time only.
+    pub fn connect(&mut self, path: &Path) -> Result<OwnedFd, Unnamed> {
         self.abandoned.retain(|(_, finder)| !finder.is_buried());
         let begin = Instant::now();
         let left = self.patience.left(begin);
         if left.is_zero() || self.abandoned.iter().any(|(of, _)| of == path) {
             return Err(Unnamed::Held);
         }
-        let finder = start(path)?;
+        let address = SocketAddrUnix::new(path).map_err(io::Error::from)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(io::Error::from)?;
+        let finder = start(&socket, &address)?;
         let has_ended = becomes_readable(finder.ended(), Some(begin + left));
         self.patience.waited(begin.elapsed());
         if !has_ended {
             self.abandoned.push((path.to_owned(), finder.abandon()));
             return Err(Unnamed::Held);
         }
-        // A file system that never has its files at hand, as some network file systems, looks the same.
-        Ok(look()?.ok_or(io::Error::from(Errno::NOENT))?)
+        if getpeername(&socket).is_ok() {
+            return Ok(socket);
+        }
+        match at_hand::look(path, OFlags::PATH | OFlags::CLOEXEC).map_err(io::Error::from)? {
+            Some(_) => {
+                Err(io::Error::other("nobody listens there, or another client is connected to it").into())
+            }
+            None => Err(io::Error::from(Errno::NOENT).into()),
+        }
     }
 }
 
-fn start(path: &Path) -> io::Result<Forked> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: `part_from_daemon`, `name` and `open` of a C string only make system calls: they use no allocator, no lock and no log.
+/// Starts a finder that connects this socket.
+fn start(socket: &OwnedFd, address: &SocketAddrUnix) -> io::Result<Forked> {
+    // SAFETY: `part_from_daemon`, `name` and `connect` only make system calls: they use no allocator, no lock and no log.
     unsafe {
         Forked::start(|| {
-            part_from_daemon(&[]);
+            part_from_daemon(&[socket]);
             name(c"ginneld-finder");
-            let _ = open(path.as_c_str(), TO_CONNECT, Mode::empty());
+            let _ = connect(socket, address);
         })
     }
 }
@@ -77,23 +82,36 @@ fn start(path: &Path) -> io::Result<Forked> {
 mod tests {
     use super::*;
     use crate::at_hand::tests::link_not_at_hand;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
     use std::time::Duration;
 
     #[test]
-    fn what_lies_behind_a_link_that_is_not_at_hand_is_found() {
+    fn it_connects_through_a_link_that_is_not_at_hand() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let link = link_not_at_hand(dir.path());
-        kit::require!(at_hand::look(&link.join("file"), TO_CONNECT).unwrap().is_none(), "no times of access");
+        let place = link.join("socket");
+        kit::require!(at_hand::look(&place, OFlags::PATH).unwrap().is_none(), "no times of access");
         let mut finder = Finder::default();
-        let found = |finder: &mut Finder, name| finder.find(&link.join(name)).map(|_| ());
-        assert!(found(&mut finder, "file").is_ok());
-        assert!(
-            matches!(found(&mut finder, "none"), Err(Unnamed::Failed(error)) if error.kind() == io::ErrorKind::NotFound)
-        );
+        let refused = |finder: &mut Finder| match finder.connect(&place) {
+            Err(Unnamed::Failed(error)) => error,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(&mut finder).kind(), io::ErrorKind::NotFound);
+        let listener = UnixListener::bind(&place).unwrap();
+        let socket = finder.connect(&place).unwrap();
+        let mut peer = listener.accept().unwrap().0;
+        peer.write_all(b"hello").unwrap();
+        let mut said = [0; 5];
+        assert_eq!(rustix::io::read(&socket, &mut said), Ok(5));
+        // The finder has left nothing open.
+        drop(socket);
+        assert_eq!(peer.read(&mut said).unwrap(), 0);
+        drop(listener);
+        assert!(refused(&mut finder).to_string().contains("nobody listens there"));
         assert!(finder.abandoned.is_empty());
         // One whose time is over waits for nobody.
-        let link = link_not_at_hand(dir.path());
         finder.patience = Patience::new(Duration::ZERO, 0);
-        assert!(matches!(finder.find(&link.join("file")), Err(Unnamed::Held)));
+        assert!(matches!(finder.connect(&place), Err(Unnamed::Held)));
     }
 }

@@ -12,15 +12,13 @@ use crate::packet;
 use ginnel_fdpass::{RecvFlags, receive};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_oobinline;
-use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
-};
+use rustix::net::{SendFlags, send};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 /// The bytes that are read before others get their turn.
@@ -99,19 +97,9 @@ pub struct Monitor {
 impl Monitor {
     /// Connects and starts the protocol. Fails unless the process that listens there is `qemu`.
     pub fn open(path: &Path, qemu: u32, closer: &Closer, finder: &mut Finder) -> Result<Self, String> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // QEMU's user may write in the folder, and in those above it, and so hold their locks. The kernel has at hand what somebody
-        // listens at.
-        let found = finder.find(path).map_err(|error| error.to_string())?;
-        let fd = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))
-            .and_then(|address| {
-                let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-                connect(&fd, &address).map(|()| Connected::new(fd, closer))
-            })
-            .map_err(|errno| match errno {
-                Errno::AGAIN => "another client is connected to it".to_owned(),
-                errno => errno.to_string(),
-            })?;
+        // QEMU's user may write in the folder, and in those above it, and so hold their locks.
+        let fd = finder.connect(path).map_err(|error| error.to_string())?;
+        let fd = Connected::new(fd, closer);
         // Otherwise a look at its queue would not show all that is there.
         set_socket_oobinline(&fd, true).map_err(|errno| errno.to_string())?;
         let listener = packet::peer(fd.as_fd()).map_err(|error| error.to_string())?.pid;
