@@ -407,6 +407,10 @@ fn own_users(systemd: &Systemd<'_>) -> Result<()> {
     systemd.run("chown ginnel-volume: /var/lib/ginnel-volumes/own.img")?.ok()?;
     // One of root's runs beside it, and keeps its sockets and its lock.
     systemd.start_unit("ginnel-volume@data")?;
+    // As an earlier version has left it: the folder is the user's, and the volume's lock is root's.
+    systemd
+        .run("sh -c 'chown ginnel-volume /run/ginnel/volumes; umask 077; touch /run/ginnel/volumes/own.sock.lock'")?
+        .ok()?;
     let theirs = || {
         Ok::<_, anyhow::Error>(
             systemd.run("sh -c 'stat -c \"%n %U %a\" /run/ginnel/volumes/data.*'")?.ok()?.stdout,
@@ -416,6 +420,8 @@ fn own_users(systemd: &Systemd<'_>) -> Result<()> {
     let pid = systemd.start_unit(unit)?;
     is_ordinary(unit, "ginnel-volume", &pid)?;
     ensure!(theirs()? == before && before.lines().count() == 3, "before: {before}after: {}", theirs()?);
+    let folder = systemd.run("stat -c '%U %G %a' /run/ginnel/volumes")?.ok()?.stdout;
+    ensure!(folder.trim() == "root ginnel-volume 1731", "{folder}");
     systemd.stop_unit("ginnel-volume@data")?;
     systemd.start_unit("ginnel-volume@data")?;
     systemd.run("systemctl stop ginnel-volume@data")?.ok()?;

@@ -43,8 +43,15 @@ impl Turn {
         let mut told = false;
         loop {
             let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-            let file = options.open(&path).map_err(failed)?;
+            options.write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            // Where the folder is sticky, the kernel refuses to open another user's file if it could be made (fs.protected_regular).
+            let file = match options.open(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => match options.create_new(true).open(&path) {
+                    Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+                    made => made.map_err(failed)?,
+                },
+                opened => opened.map_err(failed)?,
+            };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // A process that ends removes the file, so the locked file may be one that was just removed.
                 Ok(()) if is_there(&file, &path) => return Ok(Self { file, path }),
