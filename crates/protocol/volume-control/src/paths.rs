@@ -45,8 +45,10 @@ impl VolumePaths {
         self.configurations.join(format!("{name}.toml"))
     }
 
-    /// Returns the names of volumes that have a control socket, sorted. Some of the volumes may have died. A caller who may not list
-    /// the folder of the sockets, as root alone may where systemd has made it, learns of those that have a configuration.
+    /// Returns the names of volumes that have a control socket, sorted. Some of the volumes may have died.
+    ///
+    /// Where systemd has made the folder of the sockets, only root may list it. Other callers learn of the volumes that have a
+    /// configuration.
     pub fn running(&self) -> io::Result<Vec<String>> {
         match names(&self.sockets, "ctl") {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {

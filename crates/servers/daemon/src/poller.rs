@@ -1,13 +1,13 @@
 //! The epoll of the event loop: descriptors are added with a token, and `wait` returns the tokens of those that are ready.
-//! Level-triggered, unless the descriptor is added with [`Poller::add_edge`].
+//! Level-triggered, unless the descriptor is added with [`Poller::add_edge`]. [`becomes_readable`] waits for a single one.
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The most events that one call fetches.
 const MOST: usize = 1024;
@@ -113,5 +113,17 @@ impl Poller {
             !ready.is_empty()
         });
         ready
+    }
+}
+
+/// Waits until a descriptor is readable, without `until` as long as that takes. Returns whether it is.
+pub fn becomes_readable(fd: BorrowedFd<'_>, until: Option<Instant>) -> bool {
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let time = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], time.as_ref()) {
+            Err(Errno::INTR) => {}
+            ready => return ready.is_ok_and(|ready| ready > 0),
+        }
     }
 }

@@ -1,13 +1,12 @@
 //! Processes of this program's own code. They do what may block for ever, so nobody waits for them: not even to end.
 
-use crate::poller::{Interest, Poller};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::poller::{Interest, Poller, becomes_readable};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -164,17 +163,5 @@ impl Speaker {
     /// Wants no more events of what it says.
     pub fn ignore(&self, poller: &Poller) {
         poller.remove(&self.output);
-    }
-}
-
-/// Waits until a descriptor is readable, without `until` as long as that takes. Returns whether it is.
-pub fn becomes_readable(fd: BorrowedFd<'_>, until: Option<Instant>) -> bool {
-    loop {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let time = left.and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], time.as_ref()) {
-            Err(Errno::INTR) => {}
-            ready => return ready.is_ok_and(|ready| ready > 0),
-        }
     }
 }

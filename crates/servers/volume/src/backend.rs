@@ -191,8 +191,8 @@ impl Backend {
         }
     }
 
-    /// Returns whether the image was claimed.
-    pub fn is_claimed(&self) -> bool {
+    /// Returns whether the volume keeps the image from its start to its end, wherever its VM runs.
+    pub fn is_kept(&self) -> bool {
         matches!(self, Self::Passthrough(_))
     }
 

@@ -132,7 +132,7 @@ impl Ownership {
     fn release(&self, which: impl Fn(&Claim) -> bool, make_durable: impl Fn(usize) -> Result<(), String>) {
         let mut released = Vec::new();
         for claim in
-            self.claims().iter_mut().filter(|claim| claim.held && !claim.backend.is_claimed() && which(claim))
+            self.claims().iter_mut().filter(|claim| claim.held && !claim.backend.is_kept() && which(claim))
         {
             if let Err(error) = make_durable(claim.disk) {
                 error!("{error}; its image stays locked until this volume ends");

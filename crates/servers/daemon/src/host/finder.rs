@@ -4,21 +4,18 @@
 //! it is killed, and not waited for. It is the daemon without `exec`, see `forked`.
 #![allow(unsafe_code)] // A process without `exec`.
 
-use crate::at_hand;
 use crate::closer::{Closer, Connected};
-use crate::forked::{Abandoned, Forked, name, part_from_daemon};
+use crate::forked::{Abandoned, Forked, Shared, name, part_from_daemon};
 use crate::namer::Unnamed;
 use crate::patience::Patience;
-use crate::spawned::becomes_readable;
-use rustix::fs::OFlags;
+use crate::poller::becomes_readable;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, getpeername, socket_with,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the daemon waits for each path, at most at a time, and how much of that comes back, in percent of the time that passes.
@@ -49,7 +46,8 @@ impl Finder {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(io::Error::from)?;
-        let finder = start(&socket, &address)?;
+        let outcome = Shared::new()?;
+        let finder = start(&socket, &address, &outcome)?;
         let has_ended = becomes_readable(finder.ended(), Some(begin + left));
         patience.waited(begin.elapsed());
         if !has_ended {
@@ -58,26 +56,30 @@ impl Finder {
             drop(Connected::new(socket, closer));
             return Err(Unnamed::Held);
         }
-        if getpeername(&socket).is_ok() {
-            return Ok(Connected::new(socket, closer));
-        }
-        match at_hand::look(path, OFlags::PATH | OFlags::CLOEXEC).map_err(io::Error::from)? {
-            Some(_) => {
-                Err(io::Error::other("nobody listens there, or another client is connected to it").into())
-            }
-            None => Err(io::Error::from(Errno::NOENT).into()),
+        // The finder has ended, and its end was seen after all that it has done.
+        match outcome.load(Ordering::Relaxed) {
+            CONNECTED => Ok(Connected::new(socket, closer)),
+            KILLED => Err(io::Error::other("the process that connects was killed").into()),
+            errno => Err(io::Error::from_raw_os_error(errno).into()),
         }
     }
 }
 
+/// What a finder says that has connected; otherwise it says the error number.
+const CONNECTED: i32 = -1;
+/// What one has said that was killed first.
+const KILLED: i32 = 0;
+
 /// Starts a finder that connects this socket.
-fn start(socket: &OwnedFd, address: &SocketAddrUnix) -> io::Result<Forked> {
-    // SAFETY: `part_from_daemon`, `name` and `connect` only make system calls: they use no allocator, no lock and no log.
+fn start(socket: &OwnedFd, address: &SocketAddrUnix, outcome: &Shared<AtomicI32>) -> io::Result<Forked> {
+    // SAFETY: `part_from_daemon`, `name` and `connect` only make system calls, and the store is one to memory: no allocator, no lock and no
+    // log is used.
     unsafe {
         Forked::start(|| {
             part_from_daemon(&[socket]);
             name(c"ginneld-finder");
-            let _ = connect(socket, address);
+            let said = connect(socket, address).map_or_else(Errno::raw_os_error, |()| CONNECTED);
+            outcome.store(said, Ordering::Relaxed);
         })
     }
 }
@@ -86,6 +88,8 @@ fn start(socket: &OwnedFd, address: &SocketAddrUnix) -> io::Result<Forked> {
 mod tests {
     use super::*;
     use crate::at_hand::tests::link_not_at_hand;
+    use crate::at_hand::{self};
+    use rustix::fs::OFlags;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixListener;
 
@@ -111,7 +115,7 @@ mod tests {
         drop(socket);
         assert_eq!(peer.read(&mut said).unwrap(), 0);
         drop(listener);
-        assert!(refused(&mut finder).to_string().contains("nobody listens there"));
+        assert_eq!(refused(&mut finder).kind(), io::ErrorKind::ConnectionRefused);
         assert!(finder.abandoned.is_empty());
         // One whose time is over waits for nobody.
         finder.patience.insert(place.clone(), Patience::new(Duration::ZERO, 0));

@@ -8,6 +8,7 @@
 
 use super::finder::Finder;
 use crate::closer::{Closer, Connected};
+use crate::namer::Unnamed;
 use crate::packet;
 use ginnel_fdpass::{RecvFlags, receive};
 use rustix::io::Errno;
@@ -98,7 +99,12 @@ impl Monitor {
     /// Connects and starts the protocol. Fails unless the process that listens there is `qemu`.
     pub fn open(path: &Path, qemu: u32, closer: &Closer, finder: &mut Finder) -> Result<Self, String> {
         // QEMU's user may write in the folder, and in those above it, and so hold their locks.
-        let fd = finder.connect(path, closer).map_err(|error| error.to_string())?;
+        let fd = finder.connect(path, closer).map_err(|error| match error {
+            Unnamed::Failed(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                "another client is connected to it".to_owned()
+            }
+            error => error.to_string(),
+        })?;
         // Otherwise a look at its queue would not show all that is there.
         set_socket_oobinline(&fd, true).map_err(|errno| errno.to_string())?;
         let listener = packet::peer(fd.as_fd()).map_err(|error| error.to_string())?.pid;

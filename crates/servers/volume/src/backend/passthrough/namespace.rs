@@ -177,6 +177,7 @@ impl Namespace {
             let mut options = OpenOptions::new();
             options.read(true).custom_flags(libc::O_CLOEXEC | libc::O_EXCL);
             match options.open(&self.block_device) {
+                // Nobody tells when a device is free.
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) && begin.elapsed() < PATIENCE => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
