@@ -203,7 +203,9 @@ impl Namer {
         let work = Work::Socket(new.clone());
         // One that was asked for in another way has another owner or mode.
         self.done.retain(|(done, _)| *done == work || done.path() != new.path);
-        let socket = self.ask(&work)?.1.ok_or_else(|| io::Error::other("the namer has made no socket"))?;
+        // The kernel leaves out a descriptor for which there is no room, and says nothing.
+        let lost = || io::Error::other("this process has too many descriptors open; raise LimitNOFILE=");
+        let socket = self.ask(&work)?.1.ok_or_else(lost)?;
         // The kernel tells programs who has called this.
         listen(&socket, BACKLOG).map_err(io::Error::from)?;
         Ok(socket)
@@ -404,7 +406,9 @@ mod tests {
     use super::*;
     use kit::wait::{wait_for, wait_until};
     use rustix::net::sockopt::socket_passcred;
-    use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
+    use rustix::process::{
+        PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, setrlimit,
+    };
     use std::os::unix::fs::MetadataExt;
 
     kit::program! {
@@ -470,6 +474,30 @@ mod tests {
         patiently(|| namer.remove(&path)).unwrap();
         patiently(|| namer.remove(&path)).unwrap();
         assert!(!path.exists());
+    }
+
+    kit::program! {
+        /// A daemon that has room for no further descriptor.
+        fn full_daemon() {
+            let dir = PathBuf::from(std::env::var_os("TEST_DIR").unwrap());
+            let mut namer = namer();
+            patiently(|| namer.file(&dir.join("file"))).unwrap();
+            let limit = getrlimit(Resource::Nofile);
+            // (It may still wait for one.)
+            setrlimit(Resource::Nofile, Rlimit { current: Some(1), ..limit }).unwrap();
+            let new = socket(&dir.join("socket"), 0o600);
+            println!("{}", patiently(|| namer.socket(&new)).unwrap_err());
+            setrlimit(Resource::Nofile, limit).unwrap();
+            patiently(|| namer.socket(&new)).unwrap();
+        }
+    }
+
+    #[test]
+    fn without_room_for_its_descriptor_a_socket_is_refused_for_that_reason() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let full = kit::program::command(full_daemon).env("TEST_DIR", dir.path()).output().unwrap();
+        let said = String::from_utf8(full.stdout).unwrap();
+        assert!(full.status.success() && said.contains("LimitNOFILE="), "{said}");
     }
 
     #[test]

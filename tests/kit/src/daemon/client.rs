@@ -28,7 +28,10 @@ pub struct Client {
 
 impl Client {
     pub fn raw(socket: &Path) -> Self {
-        let fd = wait_for("a connection", || packet::connect_to(socket).ok());
+        Self::over(wait_for("a connection", || packet::connect_to(socket).ok()))
+    }
+
+    fn over(fd: OwnedFd) -> Self {
         Self { fd, request: 0, events: Vec::new() }
     }
 
@@ -38,6 +41,15 @@ impl Client {
         let ok: wire::HelloOk = client.ask(Kind::HELLO, hello.as_bytes(), Kind::HELLO_OK).unwrap().0;
         assert_eq!((ok.version, ok.member, ok.name.as_str()), (wire::VERSION, 0, "host"));
         client
+    }
+
+    /// Returns whether a daemon answers. One that starts may have a socket already, and not serve yet.
+    pub fn is_served(socket: &Path) -> bool {
+        let Ok(fd) = packet::connect_to(socket) else { return false };
+        let mut client = Self::over(fd);
+        let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+        let request = client.try_send(Kind::HELLO, hello.as_bytes());
+        request.is_some_and(|request| client.answer(request).is_some())
     }
 
     pub fn send(&mut self, kind: Kind, body: &[u8]) -> u32 {

@@ -6,7 +6,7 @@ pub mod holder;
 pub mod qemu;
 
 use crate::build;
-use crate::wait::wait_for;
+use crate::wait::{wait_for, wait_until};
 pub use client::{Attached, Channel, Client, Refused};
 use ginnel_daemon::packet;
 use ginnel_layout::Name;
@@ -127,11 +127,11 @@ impl Daemon {
         let socket = self.socket();
         wait_for("the end of the last daemon", || packet::connect_to(&socket).is_err().then_some(()));
         let mut child = command.env("GINNEL_LOG", "debug").stderr(log).stdin(Stdio::null()).spawn().unwrap();
-        wait_for("the daemon's socket", || {
+        wait_until("the daemon's answer", || {
             if let Some(status) = child.try_wait().unwrap() {
                 panic!("the daemon ended: {status}\n{}", self.log());
             }
-            packet::connect_to(&socket).ok()
+            Client::is_served(&socket)
         });
         self.child = Some(child);
     }
