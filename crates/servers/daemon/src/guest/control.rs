@@ -75,7 +75,7 @@ impl Control {
             registers.start.is_multiple_of(PAGE as u64),
             "the registers of {function} share a page with other devices; boot this VM's kernel with \
              pci=resource_alignment=12@{}",
-            function.address
+            function.address()
         );
         let registers_file = function.open_bar(0, false)?;
         let registers = Registers::map(&registers_file).map_err(|error| refused("registers", error))?;
@@ -129,7 +129,7 @@ mod tests {
         let memory = device(&tree, "0000:00:04.0", 0xfebd_6000, SIZE);
         let _host = HostLink::new(memory, 7, 16, Name::new("vm-a").unwrap());
         let control = Control::find(tree.path()).unwrap();
-        assert_eq!(control.function.address, "0000:00:04.0");
+        assert_eq!(control.function.address(), "0000:00:04.0");
         assert_eq!((control.identity.member, control.identity.vectors), (7, 16));
         // The register file is all zeros here, as in a device that has not been told its number.
         assert!(control.check_position().unwrap_err().to_string().contains("peer 0"));

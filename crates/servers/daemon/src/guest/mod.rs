@@ -188,7 +188,7 @@ fn interrupts(
     }
     let (function, vectors) = (&control.function, control.identity.vectors);
     let (mut keeper, mut held) = (None, Held::new());
-    if function.iommu_group().is_some() {
+    if function.pci.iommu_group().is_some() {
         match Keeper::open(&args.runtime_dir.join("keeper.sock"), namer) {
             Ok((found, holds)) => (keeper, held) = (Some(found), holds),
             Err(error) => tracing::error!("interrupts will end with this daemon: {error:#}"),

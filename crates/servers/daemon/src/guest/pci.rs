@@ -1,11 +1,11 @@
-//! PCI functions as sysfs shows them.
+//! The ivshmem devices of this VM, as sysfs shows them.
 //!
 //! The folder of sysfs is a parameter, so that the parsing is tested on a tree of plain files.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fmt, io};
 
 /// Red Hat's vendor number, and the device number of ivshmem.
@@ -25,16 +25,14 @@ pub struct Bar {
 /// An ivshmem function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// The address, such as `0000:00:03.0`.
-    pub address: String,
-    /// The folder of the function in sysfs.
-    path: PathBuf,
+    /// The function itself.
+    pub pci: ginnel_vfio::Function,
     bars: [Option<Bar>; 6],
 }
 
 impl fmt::Display for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PCI device {}", self.address)
+        self.pci.fmt(f)
     }
 }
 
@@ -57,7 +55,7 @@ pub fn ivshmem_functions(sysfs: &Path) -> Result<Vec<Function>> {
             Err(error) => tracing::warn!("{error:#}"),
         }
     }
-    functions.sort_by(|a, b| a.address.cmp(&b.address));
+    functions.sort_by(|a, b| a.address().cmp(b.address()));
     Ok(functions)
 }
 
@@ -67,10 +65,14 @@ impl Function {
         if (hex(path, "vendor")?, hex(path, "device")?) != IVSHMEM {
             return Ok(None);
         }
-        let address = path.file_name().and_then(|name| name.to_str());
-        let address = address.with_context(|| format!("{} has no name", path.display()))?.to_owned();
+        let pci = ginnel_vfio::Function::in_folder(path)?;
         let bars = bars(&text(path, "resource")?).with_context(|| format!("{}/resource", path.display()))?;
-        Ok(Some(Self { address, path: path.to_owned(), bars }))
+        Ok(Some(Self { pci, bars }))
+    }
+
+    /// Returns the address, such as `0000:00:03.0`.
+    pub fn address(&self) -> &str {
+        self.pci.address()
     }
 
     /// Returns a base address register that is memory, if the device has it.
@@ -86,51 +88,18 @@ impl Function {
 
     /// Enables the device, so that it answers to memory accesses, unless that has been done.
     pub fn enable(&self) -> Result<()> {
-        if text(&self.path, "enable")?.trim() != "0" {
+        if text(self.pci.path(), "enable")?.trim() != "0" {
             return Ok(());
         }
-        let file = self.path.join("enable");
+        let file = self.pci.path().join("enable");
         fs::write(&file, "1").with_context(|| format!("cannot enable {self}: writing to {}", file.display()))
     }
 
     /// Opens a base address register. The file can only be mapped, and only for reading if `read_only`.
     pub fn open_bar(&self, index: usize, read_only: bool) -> Result<OwnedFd> {
-        let path = self.path.join(format!("resource{index}"));
+        let path = self.pci.path().join(format!("resource{index}"));
         let file = File::options().read(true).write(!read_only).open(&path);
         Ok(file.with_context(|| format!("cannot open {}", path.display()))?.into())
-    }
-
-    /// Returns the driver to which the function is bound.
-    pub fn driver(&self) -> Option<String> {
-        Some(fs::read_link(self.path.join("driver")).ok()?.file_name()?.to_str()?.to_owned())
-    }
-
-    /// Returns the number of its IOMMU group; `None` without an IOMMU.
-    pub fn iommu_group(&self) -> Option<u32> {
-        fs::read_link(self.path.join("iommu_group")).ok()?.file_name()?.to_str()?.parse().ok()
-    }
-
-    /// Binds the function to a driver, which must be loaded. Refuses to take it away from another driver.
-    pub fn bind(&self, sysfs: &Path, driver: &str) -> Result<()> {
-        match self.driver() {
-            Some(bound) if bound == driver => return Ok(()),
-            Some(bound) => bail!(
-                "{self} is bound to the driver {bound}; unbind it (echo {} > {}/driver/unbind)",
-                self.address,
-                self.path.display()
-            ),
-            None => {}
-        }
-        let write = |path: &Path, what: &str| {
-            fs::write(path, what).with_context(|| format!("cannot write '{what}' to {}", path.display()))
-        };
-        write(&self.path.join("driver_override"), driver)?;
-        write(&sysfs.join("bus/pci/drivers_probe"), &self.address)?;
-        ensure!(
-            self.driver().as_deref() == Some(driver),
-            "the driver {driver} did not take {self}; the kernel's log says why (dmesg)"
-        );
-        Ok(())
     }
 }
 
@@ -181,7 +150,7 @@ fn bars(text: &str) -> Result<[Option<Bar>; 6]> {
 pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
 
     /// A tree of plain files that looks like sysfs.
     pub struct Tree {
@@ -237,7 +206,7 @@ pub(super) mod tests {
         let doorbell = [(0, 0xfebd_5000, 256), (1, 0xfebd_4000, 4096), (2, 0x7_0000_0000, 1 << 18)];
         tree.ivshmem("0000:00:04.0", &doorbell);
         let found = ivshmem_functions(tree.path()).unwrap();
-        let addresses: Vec<_> = found.iter().map(|f| (f.address.as_str(), f.has_doorbells())).collect();
+        let addresses: Vec<_> = found.iter().map(|f| (f.address(), f.has_doorbells())).collect();
         assert_eq!(addresses, [("0000:00:04.0", true), ("0000:00:05.0", false)]);
         assert_eq!(found[1].bar(2), Some(Bar { start: 0x8_0000_0000, len: 1 << 28 }));
         assert_eq!((found[1].bar(1), found[1].bar(9)), (None, None));
@@ -257,31 +226,6 @@ pub(super) mod tests {
         fs::remove_file(gone.join("vendor")).unwrap();
         tree.ivshmem("0000:00:05.0", &[(2, 0, 1 << 22)]);
         assert_eq!(ivshmem_functions(tree.path()).unwrap().len(), 1);
-    }
-
-    #[test]
-    fn driver_and_group_are_names_of_links() {
-        let tree = Tree::new();
-        let folder = tree.ivshmem("0000:00:03.0", &[]);
-        let function = &ivshmem_functions(tree.path()).unwrap()[0];
-        assert_eq!((function.driver(), function.iommu_group()), (None, None));
-        symlink("../../../drivers/vfio-pci", folder.join("driver")).unwrap();
-        symlink("../../../kernel/iommu_groups/7", folder.join("iommu_group")).unwrap();
-        assert_eq!((function.driver().as_deref(), function.iommu_group()), (Some("vfio-pci"), Some(7)));
-        function.bind(tree.path(), "vfio-pci").unwrap();
-        let error = function.bind(tree.path(), "uio").unwrap_err().to_string();
-        assert!(error.contains("bound to the driver vfio-pci; unbind it"), "{error}");
-    }
-
-    #[test]
-    fn a_driver_that_does_not_take_the_device_is_an_error() {
-        let tree = Tree::new();
-        tree.ivshmem("0000:00:03.0", &[]);
-        let function = &ivshmem_functions(tree.path()).unwrap()[0];
-        let error = function.bind(tree.path(), "vfio-pci").unwrap_err().to_string();
-        assert!(error.contains("did not take PCI device 0000:00:03.0"), "{error}");
-        let asked = fs::read_to_string(tree.path().join("bus/pci/drivers_probe")).unwrap();
-        assert_eq!(asked, "0000:00:03.0");
     }
 
     #[test]
