@@ -5,6 +5,7 @@
 
 mod alignment;
 mod blkdiscard;
+mod commands;
 mod image;
 mod passthrough;
 mod ram;

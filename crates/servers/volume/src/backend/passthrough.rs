@@ -2,16 +2,17 @@
 //! driver, past its block layer and page cache.
 #![allow(unsafe_code)] // The kernel is handed raw addresses of guest memory.
 
-mod flight;
+mod iovecs;
 mod namespace;
 
+use super::commands::{Flight, ZEROS, command};
 use super::uring::ring::{COMMANDS, Ring};
 use super::{Failure, Op};
-use flight::{Flight, Step, ZEROS, command};
 use ginnel_guest_memory::{Buffer, GuestMemory};
 use ginnel_layout::nvme::{Command, Opcode};
 use ginnel_shmem::{Mapping, SharedSlice};
 use io_uring::{cqueue, opcode, squeue, types};
+use iovecs::Iovecs;
 pub use namespace::Namespace;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -40,7 +41,7 @@ pub(super) struct Passthrough {
     probe: Mapping,
     /// For each disk of the volume, its namespace, if it is one.
     namespaces: Vec<Option<Arc<Namespace>>>,
-    flights: Vec<Flight>,
+    flights: Vec<Flight<Iovecs>>,
     pending: u32,
     zeros: Option<Mapping>,
     /// For each disk, whether zeros are written as data, because the device cannot make them.
@@ -95,11 +96,11 @@ impl Passthrough {
             let len = namespace.block();
             let to = SharedSlice::new(&self.probe, 0, len as usize).as_ptr() as u64;
             let read = Command { prp1: to, prp2: len << 32, ..command(namespace.nsid(), Opcode::READ) };
-            let read = entry(disk as u16, &Step { command: read, vectored: false }, PROBE);
+            let read = entry(disk as u16, &read, false, PROBE);
             namespace.judge("read its first block", ask(&mut self.ring, &read)?)?;
             if namespace.answer(Op::Flush).is_none() {
-                let flush = Step { command: command(namespace.nsid(), Opcode::FLUSH), vectored: false };
-                let flush = entry(disk as u16, &flush, PROBE);
+                let flush = command(namespace.nsid(), Opcode::FLUSH);
+                let flush = entry(disk as u16, &flush, false, PROBE);
                 namespace.judge("flush it", ask(&mut self.ring, &flush)?)?;
             }
             if namespace.is_polled()
@@ -160,7 +161,7 @@ impl Passthrough {
         }
         let index = id as usize;
         if self.flights.len() <= index {
-            self.flights.resize_with(index + 1, Flight::idle);
+            self.flights.resize_with(index + 1, || Flight::idle(Iovecs::new()));
         }
         self.flights[index].begin(disk, op, data, memory, limits);
         self.pending += 1;
@@ -183,9 +184,11 @@ impl Passthrough {
         let Some(namespace) = self.namespaces.get(usize::from(flight.disk)).and_then(Option::as_deref) else {
             return Err(Failure::Errno(libc::ENODEV));
         };
-        let zeros = self.zeros.as_ref().map(|zeros| SharedSlice::new(zeros, 0, ZEROS).as_ptr() as u64);
-        let step = flight.step(namespace.nsid(), zeros)?;
-        let entry = entry(flight.disk, &step, index as u64);
+        if let Some(zeros) = &self.zeros {
+            flight.transfer.zeros = SharedSlice::new(zeros, 0, ZEROS).as_ptr() as u64;
+        }
+        let command = flight.step(namespace.nsid())?;
+        let entry = entry(flight.disk, &command, flight.transfer.is_vectored, index as u64);
         let ring = match &mut self.polled {
             Some(ring) if namespace.is_polled() && flight.moves_data() => ring,
             _ => &mut self.ring,
@@ -257,12 +260,12 @@ fn ask(ring: &mut LargeRing, entry: &squeue::Entry128) -> io::Result<i32> {
     }
 }
 
-/// Returns the entry with the command of a step.
-fn entry(disk: u16, step: &Step, number: u64) -> squeue::Entry128 {
+/// Returns the entry with a command.
+fn entry(disk: u16, command: &Command, is_vectored: bool, number: u64) -> squeue::Entry128 {
     // The kernel's structure (struct nvme_uring_cmd) is a command, in which the address and the length of the memory are in place of
     // the PRP entries, and a timeout follows; 0 is the driver's own.
     let mut bytes = [0; 80];
-    bytes[..size_of::<Command>()].copy_from_slice(step.command.as_bytes());
-    let kind = if step.vectored { NVME_URING_CMD_IO_VEC } else { NVME_URING_CMD_IO };
+    bytes[..size_of::<Command>()].copy_from_slice(command.as_bytes());
+    let kind = if is_vectored { NVME_URING_CMD_IO_VEC } else { NVME_URING_CMD_IO };
     opcode::UringCmd80::new(types::Fixed(disk.into()), kind).cmd(bytes).build().user_data(number)
 }

@@ -1,7 +1,8 @@
 //! A namespace of an NVMe device, by its character device (`/dev/ng0n1`).
 
-use super::flight::{CommandLimits, PAGE};
+use super::iovecs::PAGE;
 use crate::backend::alignment::{queue_limit, queue_word};
+use crate::backend::commands::CommandLimits;
 use crate::backend::{Failure, Image, ImageError, Op};
 use ginnel_volume_control::config::{self, Direct};
 use rustix::fs::{Advice, fadvise};

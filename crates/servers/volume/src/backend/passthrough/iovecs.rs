@@ -1,13 +1,9 @@
-//! An operation under way: the NVMe commands for it, one after another.
+//! The memory of an operation, as the kernel's passthrough commands name it: by addresses of this process.
 
-use crate::backend::{Failure, Op};
+use crate::backend::commands::{CommandLimits, Transfer};
 use ginnel_guest_memory::{Buffer, GuestMemory};
-use ginnel_layout::nvme::{Command, Opcode, Range, Status};
+use ginnel_layout::nvme::{Command, Range};
 use ginnel_shmem::Mapping;
-use zerocopy::FromZeros;
-
-/// Length of the runs in which zeros are written where the device cannot make them.
-pub(super) const ZEROS: usize = 1 << 20;
 
 /// The largest number of pieces of memory of one command (`UIO_MAXIOV`).
 const PIECES: usize = 1024;
@@ -15,49 +11,9 @@ const PIECES: usize = 1024;
 /// The smallest page of a kernel.
 pub(super) const PAGE: u64 = 4096;
 
-/// How often a command is sent again that the device, or a reset of it, has not executed for a passing reason. The kernel's driver does
-/// the same for its own commands.
-const RETRIES: u8 = 5;
-
-/// The type of a status that says that there was no way to the device.
-const PATH_RELATED: u16 = 3;
-
-/// "Do not retry", in the status field as the kernel returns it.
-const DNR: u16 = 1 << 14;
-
-/// How much one command can do, in bytes where nothing else is said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CommandLimits {
-    /// The length of a logical block.
-    pub block: u64,
-    /// Data of one command.
-    pub data: u64,
-    /// The number of segments of memory of one command. (A number, not bytes.)
-    pub segments: u64,
-    /// A discard; 0 if the device has none.
-    pub discard: u64,
-    /// A Write Zeroes command; 0 if the device has none.
-    pub zeroes: u64,
-}
-
-/// A command for the kernel, with the address of its memory in place of the first PRP entry, and the length in the upper half of the
-/// second one.
-pub(super) struct Step {
-    pub command: Command,
-    /// Whether the address is that of an array of `iovec`, and the length the number of them.
-    pub vectored: bool,
-}
-
-/// Returns a command to a namespace, of which only the opcode is set.
-pub(super) fn command(nsid: u32, opcode: Opcode) -> Command {
-    Command { opcode, nsid, ..Command::new_zeroed() }
-}
-
-/// An operation under way.
-pub(super) struct Flight {
-    pub disk: u16,
-    stage: Stage,
-    limits: CommandLimits,
+/// The memory of an operation. In a command for the kernel, the address is in place of the first PRP entry, and the length in the upper half
+/// of the second one.
+pub(super) struct Iovecs {
     /// The memory that is left to transfer, in order. The first piece may be a remainder.
     pieces: Vec<libc::iovec>,
     /// Index of the first piece that is not done.
@@ -66,163 +22,40 @@ pub(super) struct Flight {
     these: Vec<libc::iovec>,
     /// The range of a discard under way.
     range: Box<Range>,
-    at: u64,
-    left: u64,
-    /// The number of bytes of the command under way.
-    now: u64,
-    retries: u8,
+    /// The address of [`ZEROS`](crate::backend::commands::ZEROS) bytes of zeros, once they are needed.
+    pub zeros: u64,
+    /// Whether the address in the command under way is that of an array of `iovec`, and the length the number of them.
+    pub is_vectored: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Idle,
-    Read,
-    Write {
-        through: bool,
-    },
-    Flush,
-    Discard,
-    Zero {
-        unmap: bool,
-        through: bool,
-    },
-    /// Zeros written as data.
-    ZeroData {
-        through: bool,
-    },
-}
-
-impl Flight {
-    pub fn idle() -> Self {
-        Self {
-            disk: 0,
-            stage: Stage::Idle,
-            limits: CommandLimits { block: 1, data: 1, segments: 3, discard: 0, zeroes: 0 },
-            pieces: Vec::new(),
-            next: 0,
-            these: Vec::new(),
-            range: Box::new(Range { attributes: 0, blocks: 0, slba: 0 }),
-            at: 0,
-            left: 0,
-            now: 0,
-            retries: 0,
-        }
+impl Iovecs {
+    pub fn new() -> Self {
+        let range = Box::new(Range { attributes: 0, blocks: 0, slba: 0 });
+        Self { pieces: Vec::new(), next: 0, these: Vec::new(), range, zeros: 0, is_vectored: false }
     }
 
-    pub fn begin(
-        &mut self,
-        disk: u16,
-        op: Op,
-        data: &[Buffer],
-        memory: &GuestMemory<Mapping>,
-        limits: CommandLimits,
-    ) {
-        debug_assert_eq!(self.stage, Stage::Idle);
-        (self.disk, self.limits) = (disk, limits);
-        (self.at, self.left, self.retries) = (op.at(), op.span().unwrap_or(0), RETRIES);
+    fn name(&mut self, command: &mut Command, address: u64, len: u64) {
+        self.is_vectored = false;
+        (command.prp1, command.prp2) = (address, len << 32);
+    }
+}
+
+impl Transfer for Iovecs {
+    fn begin(&mut self, data: &[Buffer], memory: &GuestMemory<Mapping>) {
         self.pieces.clear();
-        self.next = 0;
-        self.stage = match op {
-            Op::Read { .. } => Stage::Read,
-            Op::Write { through, .. } => Stage::Write { through },
-            Op::Flush => Stage::Flush,
-            Op::Discard { .. } => Stage::Discard,
-            Op::WriteZeroes { through, .. } if limits.zeroes == 0 => Stage::ZeroData { through },
-            Op::WriteZeroes { unmap, through, .. } => Stage::Zero { unmap, through },
-        };
-        if let Stage::Read | Stage::Write { .. } = self.stage {
-            for buffer in data {
-                let slice = memory.slice(buffer);
-                self.pieces.push(libc::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() });
-                self.left += u64::from(buffer.len);
-            }
+        (self.next, self.is_vectored) = (0, false);
+        for buffer in data {
+            let slice = memory.slice(buffer);
+            self.pieces.push(libc::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() });
         }
     }
 
-    /// Ends the operation.
-    pub fn end(&mut self) {
-        self.stage = Stage::Idle;
-    }
-
-    /// Returns whether its next command needs zeros to write.
-    pub fn needs_zeros(&self) -> bool {
-        matches!(self.stage, Stage::ZeroData { .. })
-    }
-
-    /// Returns whether its next command reads or writes data.
-    #[inline]
-    pub fn moves_data(&self) -> bool {
-        matches!(self.stage, Stage::Read | Stage::Write { .. } | Stage::ZeroData { .. })
-    }
-
-    /// Returns the next command. `zeros` is the address of [`ZEROS`] bytes of zeros. What the command names stays in place until the
-    /// next call of any function of this flight.
-    #[inline]
-    pub fn step(&mut self, nsid: u32, zeros: Option<u64>) -> Result<Step, Failure> {
-        let block = self.limits.block;
-        let command = |opcode| command(nsid, opcode);
-        let fua = |through: bool| if through { Command::FUA } else { 0 };
-        let mut step = match self.stage {
-            Stage::Read | Stage::Write { .. } => {
-                let (opcode, cdw12) = match self.stage {
-                    Stage::Write { through } => (Opcode::WRITE, fua(through)),
-                    _ => (Opcode::READ, 0),
-                };
-                self.now = self.gather();
-                if self.now == 0 {
-                    return Err(Failure::Errno(libc::EINVAL));
-                }
-                let (address, len) = match &self.these[..] {
-                    [one] => (one.iov_base as u64, one.iov_len as u64),
-                    many => (many.as_ptr() as u64, many.len() as u64),
-                };
-                let command = Command { cdw12, prp1: address, prp2: len << 32, ..command(opcode) };
-                Step { command, vectored: self.these.len() != 1 }
-            }
-            Stage::ZeroData { through } => {
-                self.now = self.left.min(self.limits.data).min(ZEROS as u64);
-                let (prp1, prp2) = (zeros.unwrap_or(0), self.now << 32);
-                let command = Command { cdw12: fua(through), prp1, prp2, ..command(Opcode::WRITE) };
-                Step { command, vectored: false }
-            }
-            Stage::Zero { unmap, through } => {
-                self.now = self.left.min(self.limits.zeroes);
-                let deallocate = if unmap { Command::DEAC } else { 0 };
-                let command = Command { cdw12: fua(through) | deallocate, ..command(Opcode::WRITE_ZEROES) };
-                Step { command, vectored: false }
-            }
-            Stage::Discard => {
-                self.now = self.left.min(self.limits.discard);
-                *self.range =
-                    Range { attributes: 0, blocks: (self.now / block) as u32, slba: self.at / block };
-                let command = Command {
-                    cdw11: Command::AD,
-                    prp1: &raw const *self.range as u64,
-                    prp2: (size_of::<Range>() as u64) << 32,
-                    ..command(Opcode::DATASET_MANAGEMENT)
-                };
-                return Ok(Step { command, vectored: false });
-            }
-            Stage::Flush | Stage::Idle => {
-                self.now = 0;
-                return Ok(Step { command: command(Opcode::FLUSH), vectored: false });
-            }
-        };
-        let (slba, blocks) = (self.at / block, self.now / block);
-        (step.command.cdw10, step.command.cdw11) = (slba as u32, (slba >> 32) as u32);
-        // The number of blocks is 0's based.
-        step.command.cdw12 |= blocks as u32 - 1;
-        Ok(step)
-    }
-
-    /// Collects the pieces of the next command. Returns how many bytes they have: whole blocks, as many as one command can transfer.
-    fn gather(&mut self) -> u64 {
-        let most = self.left.min(self.limits.data);
+    fn gather(&mut self, most: u64, limits: &CommandLimits) -> u64 {
         self.these.clear();
-        let (mut bytes, mut segments) = (0, self.limits.segments);
+        let (mut bytes, mut segments) = (0, limits.segments);
         for piece in self.pieces[self.next.min(self.pieces.len())..].iter().take(PIECES) {
             // Each page may be a segment, and a piece may begin and end within one. (A single block is left to the kernel, which can copy.)
-            if segments < 3 && bytes >= self.limits.block {
+            if segments < 3 && bytes >= limits.block {
                 break;
             }
             let pages = segments.saturating_sub(2).max(1);
@@ -235,7 +68,7 @@ impl Flight {
             bytes += len;
         }
         // Very many short pieces may end within a block.
-        let mut more = bytes % self.limits.block;
+        let mut more = bytes % limits.block;
         bytes -= more;
         while more > 0
             && let Some(last) = self.these.last_mut()
@@ -250,68 +83,28 @@ impl Flight {
         bytes
     }
 
-    /// Handles a completion: a negative error number, or the status of the device. Returns the result if the operation has ended, and
-    /// `None` if there is another command to send.
-    pub fn advance(&mut self, result: i32) -> Option<Result<(), Failure>> {
-        if result != 0 {
-            return self.failed(result);
+    fn name_data(&mut self, command: &mut Command) {
+        if let [one] = &self.these[..] {
+            let (address, len) = (one.iov_base as u64, one.iov_len as u64);
+            return self.name(command, address, len);
         }
-        self.retries = RETRIES;
-        self.at += self.now;
-        self.left -= self.now.min(self.left);
-        if let Stage::Read | Stage::Write { .. } = self.stage {
-            self.cut(self.now as usize);
-        }
-        (self.left == 0).then_some(Ok(()))
+        let (address, pieces) = (self.these.as_ptr() as u64, self.these.len() as u64);
+        self.name(command, address, pieces);
+        self.is_vectored = true;
     }
 
-    fn failed(&mut self, result: i32) -> Option<Result<(), Failure>> {
-        // The device had no room in a queue that is polled.
-        if result == -libc::EAGAIN {
-            return None;
-        }
-        let status = Status(result as u16 & 0x7ff);
-        // An error number is not the device's, and neither is a status of the kind "path related" (NVMe 2.0, 4.2.4.4): there was no way to
-        // the device, or a reset of the controller has taken the command away.
-        let is_of_device = result > 0 && status.0 >> 8 != PATH_RELATED;
-        let is_transient = match is_of_device {
-            false => result > 0 || result == -libc::EINTR,
-            // A flush is not sent again: the device may report lost data only once.
-            true => result as u16 & DNR == 0 && self.stage != Stage::Flush && !is_final(status),
-        };
-        if is_transient && self.retries > 0 {
-            self.retries -= 1;
-            return None;
-        }
-        // The device does not know the command, or the kernel does not let this process send it.
-        let is_refused = match result {
-            ..0 => [-libc::EACCES, -libc::EPERM].contains(&result),
-            _ => [Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&status),
-        };
-        match self.stage {
-            Stage::Zero { through, .. } if is_refused => {
-                self.stage = Stage::ZeroData { through };
-                return None;
-            }
-            Stage::Discard if is_refused => return Some(Err(Failure::Unsupported)),
-            _ => {}
-        }
-        let errno = match (result, status) {
-            // While no path is there, a device with several answers EINVAL to everything.
-            (..0, _) if ![-libc::EINTR, -libc::EINVAL].contains(&result) => -result,
-            (_, Status::LBA_RANGE) if self.stage != Stage::Flush => return Some(Err(Failure::Truncated)),
-            (_, Status::CAPACITY_EXCEEDED) => libc::ENOSPC,
-            (_, Status::WRITE_PROTECTED) => libc::EROFS,
-            _ => libc::EIO,
-        };
-        Some(Err(match self.stage {
-            Stage::Flush if is_of_device => Failure::Lost(errno),
-            _ => Failure::Errno(errno),
-        }))
+    fn name_zeros(&mut self, bytes: u64, command: &mut Command) {
+        self.name(command, self.zeros, bytes);
     }
 
-    /// Removes the transferred bytes from the pieces.
-    fn cut(&mut self, mut moved: usize) {
+    fn name_range(&mut self, range: Range, command: &mut Command) {
+        *self.range = range;
+        let address = &raw const *self.range as u64;
+        self.name(command, address, size_of::<Range>() as u64);
+    }
+
+    fn transferred(&mut self, bytes: u64, _: bool) {
+        let mut moved = bytes as usize;
         while let Some(piece) = self.pieces.get_mut(self.next) {
             if moved < piece.iov_len {
                 // Nobody reads through this address here; the kernel checks it.
@@ -325,23 +118,13 @@ impl Flight {
     }
 }
 
-/// Returns whether the device would answer the same again.
-fn is_final(status: Status) -> bool {
-    [
-        Status::INVALID_OPCODE,
-        Status::INVALID_FIELD,
-        Status::INVALID_NAMESPACE,
-        Status::WRITE_PROTECTED,
-        Status::LBA_RANGE,
-        Status::CAPACITY_EXCEEDED,
-    ]
-    .contains(&status)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::commands::{DNR, Flight, RETRIES};
+    use crate::backend::{Failure, Op};
     use ginnel_guest_memory::Region;
+    use ginnel_layout::nvme::{Opcode, Status};
     use proptest::prelude::*;
     use std::ops::Range as Span;
 
@@ -361,8 +144,9 @@ mod tests {
     }
 
     /// Executes the next command as a device would read it.
-    fn execute(flight: &mut Flight, limits: CommandLimits) -> Result<Done, Failure> {
-        let Step { command, vectored } = flight.step(7, Some(ZERO_PAGE))?;
+    fn execute(flight: &mut Flight<Iovecs>, limits: CommandLimits) -> Result<Done, Failure> {
+        let command = flight.step(7)?;
+        let vectored = flight.transfer.is_vectored;
         assert_eq!((command.nsid, command.flags, command.cid, command.mptr), (7, 0, 0, 0));
         let (address, len) = (command.prp1, command.prp2 >> 32);
         assert_eq!(command.prp2 as u32, 0, "metadata");
@@ -376,6 +160,7 @@ mod tests {
                     assert!(len as usize <= PIECES && len > 1);
                     // As the kernel reads them.
                     flight
+                        .transfer
                         .these
                         .iter()
                         .map(|p| p.iov_base as u64..p.iov_base as u64 + p.iov_len as u64)
@@ -383,7 +168,7 @@ mod tests {
                 } else {
                     std::iter::once(address..address + len).collect()
                 };
-                assert!(!vectored || address == flight.these.as_ptr() as u64);
+                assert!(!vectored || address == flight.transfer.these.as_ptr() as u64);
                 let bytes: u64 = pieces.iter().map(|p| p.end - p.start).sum();
                 assert_eq!(bytes, blocks * limits.block, "the device would transfer something else");
                 assert!(bytes <= limits.data);
@@ -397,17 +182,17 @@ mod tests {
             }
             Opcode::DATASET_MANAGEMENT => {
                 assert_eq!((command.cdw10, command.cdw11, len), (0, Command::AD, 16));
-                assert_eq!(address, &raw const *flight.range as u64);
-                let bytes = u64::from(flight.range.blocks) * limits.block;
+                assert_eq!(address, &raw const *flight.transfer.range as u64);
+                let bytes = u64::from(flight.transfer.range.blocks) * limits.block;
                 assert!(bytes <= limits.discard);
-                (command.opcode, 0, flight.range.slba * limits.block, bytes, Vec::new())
+                (command.opcode, 0, flight.transfer.range.slba * limits.block, bytes, Vec::new())
             }
             Opcode::FLUSH => (command.opcode, 0, 0, 0, Vec::new()),
             other => panic!("{other:?}"),
         })
     }
 
-    fn run(flight: &mut Flight, limits: CommandLimits) -> (Vec<Done>, Result<(), Failure>) {
+    fn run(flight: &mut Flight<Iovecs>, limits: CommandLimits) -> (Vec<Done>, Result<(), Failure>) {
         let mut done = Vec::new();
         loop {
             match execute(flight, limits) {
@@ -421,8 +206,13 @@ mod tests {
         }
     }
 
-    fn begin(op: Op, data: &[Buffer], memory: &GuestMemory<Mapping>, limits: CommandLimits) -> Flight {
-        let mut flight = Flight::idle();
+    fn begin(
+        op: Op,
+        data: &[Buffer],
+        memory: &GuestMemory<Mapping>,
+        limits: CommandLimits,
+    ) -> Flight<Iovecs> {
+        let mut flight = Flight::idle(Iovecs { zeros: ZERO_PAGE, ..Iovecs::new() });
         flight.begin(3, op, data, memory, limits);
         flight
     }
@@ -521,6 +311,18 @@ mod tests {
         let limits = CommandLimits { block: 4096, ..limits };
         let (_, result) = run(&mut begin(Op::Read { at: 0 }, &data, &memory, limits), limits);
         assert_eq!(result, Err(Failure::Errno(libc::EINVAL)));
+    }
+
+    #[test]
+    fn a_command_without_data_names_none_of_an_earlier_one() {
+        let (memory, limits) = (memory(), limits(512));
+        let data: Vec<_> = (0..2).map(|n| Buffer { region: 0, at: n * 4096, len: 512 }).collect();
+        let mut flight = begin(Op::Read { at: 0 }, &data, &memory, limits);
+        let (done, result) = run(&mut flight, limits);
+        assert!(flight.transfer.is_vectored && done.len() == 1 && result == Ok(()));
+        flight.begin(3, Op::Flush, &[], &memory, limits);
+        let flush = flight.step(7).unwrap();
+        assert_eq!((flush.prp1, flush.prp2, flight.transfer.is_vectored), (0, 0, false));
     }
 
     #[test]
