@@ -14,6 +14,8 @@ mod nvme_stays;
 mod passthrough;
 #[path = "volume/thin.rs"]
 mod thin;
+#[path = "volume/vfio.rs"]
+mod vfio;
 
 use anyhow::{Context, Result, ensure};
 use kit::random::Random;

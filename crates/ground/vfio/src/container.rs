@@ -64,8 +64,8 @@ impl Container {
         Ok(if info.flags & IommuInfo::CAPS == 0 { Vec::new() } else { ranges(&info) })
     }
 
-    /// Lets the devices use `len` bytes of this process's memory at `iova`. The kernel pins the pages, and allocates those that are not there
-    /// yet, which may take long.
+    /// Lets the devices use `len` bytes of this process's memory at `iova`. The kernel pins the pages, and allocates those that are not
+    /// there yet, which may take long.
     ///
     /// # Safety
     ///

@@ -1,8 +1,8 @@
 //! PCI devices in user space.
 //!
-//! A [`Function`] is a device as sysfs shows it: its driver, its IOMMU group, and how it is bound to another driver. Bound to `vfio-pci`, it
-//! can be opened through VFIO (linux/vfio.h): a [`Container`] is a set of addresses for devices (an IOMMU domain), to which a [`Group`]
-//! belongs, from which a [`Device`] is opened.
+//! A [`Function`] is a device as sysfs shows it: its driver, its IOMMU group, and how it is bound to another driver. Bound to
+//! `vfio-pci`, it can be opened through VFIO (linux/vfio.h): a [`Container`] is a set of addresses for devices (an IOMMU domain), to
+//! which a [`Group`] belongs, from which a [`Device`] is opened.
 //!
 //! A group can be opened by one process at a time. When the last descriptor of a device is closed, the kernel turns bus mastering off and
 //! resets the device, so a process that is killed leaves no access to memory behind.

@@ -106,6 +106,12 @@ impl<M: SharedMemory> DriverSubmissions<M> {
         self.free.len().min(entries.into())
     }
 
+    /// Returns the identifier that the next command gets; `None` if there is no room now.
+    #[inline]
+    pub fn next_id(&self) -> Option<u16> {
+        if self.room() > 0 { self.free.last().copied() } else { None }
+    }
+
     /// Writes a command, whose identifier is chosen here and returned. The device sees it after the next [`ring`](Self::ring). `None` if
     /// there is no room now.
     #[inline]

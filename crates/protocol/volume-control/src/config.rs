@@ -6,7 +6,7 @@ mod kinds;
 mod nvme;
 
 use crate::{Limits, VolumePaths};
-pub use disk::{Disk, DiskSpec};
+pub use disk::{Disk, DiskSpec, NvmePlace};
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem, check_socket_path, from_toml};
 pub use kinds::{BackendKind, Device, Direct, Lock, OnError, SandboxMode, Wait};
 pub use nvme::{NVME_QUEUE_SIZE_MAX, NVME_QUEUES_MAX, NVME_SEGMENTS_MIN, attach_socket};
@@ -292,6 +292,16 @@ impl Spec {
                 return bad(
                     format!("disks {twin} and {i} are both {}", path.display()),
                     "give each disk an image of its own",
+                );
+            }
+            if let Some(place) = &disk.nvme
+                && let Some(twin) = disks[..i].iter().position(|other| {
+                    other.nvme.as_ref().is_some_and(|its| place.overlaps(disk.size, its, other.size))
+                })
+            {
+                return bad(
+                    format!("disks {twin} and {i} may have blocks of {} in common", place.pci),
+                    "give each a namespace of its own, or an offset and a size",
                 );
             }
         }

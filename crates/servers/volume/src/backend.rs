@@ -10,6 +10,7 @@ mod image;
 mod passthrough;
 mod ram;
 pub(crate) mod uring;
+mod vfio;
 mod volatile;
 
 use ginnel_guest_memory::{Buffer, GuestMemory};
@@ -24,6 +25,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use thiserror::Error;
 use uring::Uring;
+use vfio::Vfio;
+pub use vfio::{Controllers, NvmeRange};
 pub use volatile::Volatile;
 
 /// An operation on a disk. Offsets and lengths are in bytes, and describe whole blocks inside the disk.
@@ -139,6 +142,8 @@ pub enum Backend {
     File(Arc<Image>),
     /// A namespace of an NVMe device, by passthrough.
     Passthrough(Arc<Namespace>),
+    /// An NVMe device that this process drives.
+    Vfio(Arc<NvmeRange>),
     /// Memory of this process.
     Ram(Mapping),
     /// Nowhere: writes are discarded, and reads do not change the buffers.
@@ -148,8 +153,13 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Opens the backend of a disk's configuration for this many workers. Returns its size in bytes too.
-    pub fn open(disk: &config::Disk, workers: usize) -> Result<(Self, u64), ImageError> {
+    /// Opens the backend of a disk's configuration for this many workers. Returns its size in bytes too. `controllers` are those of the
+    /// NVMe devices that disks of the volume share.
+    pub fn open(
+        disk: &config::Disk,
+        workers: usize,
+        controllers: &mut Controllers,
+    ) -> Result<(Self, u64), ImageError> {
         Ok(match disk.backend {
             BackendKind::Ram => {
                 let bytes = disk.size.unwrap_or(0);
@@ -166,6 +176,11 @@ impl Backend {
                 let bytes = disk.size.unwrap_or(namespace.image().bytes()?);
                 (Self::Passthrough(Arc::new(namespace)), bytes)
             }
+            BackendKind::Vfio => {
+                let range = NvmeRange::open(disk, workers, controllers)?;
+                let bytes = disk.size.unwrap_or(range.room());
+                (Self::Vfio(Arc::new(range)), bytes)
+            }
             BackendKind::Volatile => {
                 // Its copies are in memory of its own, which need not be aligned for direct I/O.
                 let cached = config::Disk { direct: config::Direct::Off, ..disk.clone() };
@@ -180,7 +195,7 @@ impl Backend {
     pub fn create(disk: &config::Disk) -> Result<(), ImageError> {
         match disk.backend {
             BackendKind::File | BackendKind::Volatile => Image::create(disk),
-            BackendKind::UringCmd | BackendKind::Ram | BackendKind::Null => Ok(()),
+            BackendKind::UringCmd | BackendKind::Vfio | BackendKind::Ram | BackendKind::Null => Ok(()),
         }
     }
 
@@ -188,7 +203,7 @@ impl Backend {
     pub fn claim(&self) -> Result<(), ImageError> {
         match self {
             Self::Passthrough(namespace) => namespace.claim(),
-            Self::File(_) | Self::Volatile(_) | Self::Ram(_) | Self::Null => Ok(()),
+            Self::File(_) | Self::Vfio(_) | Self::Volatile(_) | Self::Ram(_) | Self::Null => Ok(()),
         }
     }
 
@@ -202,7 +217,7 @@ impl Backend {
     pub fn start(&self, depth: usize) -> io::Result<()> {
         match self {
             Self::File(image) => image.start_discarder(depth),
-            Self::Passthrough(_) | Self::Volatile(_) | Self::Ram(_) | Self::Null => Ok(()),
+            Self::Passthrough(_) | Self::Vfio(_) | Self::Volatile(_) | Self::Ram(_) | Self::Null => Ok(()),
         }
     }
 
@@ -212,6 +227,7 @@ impl Backend {
         match (self, bytes) {
             (Self::File(image), _) => image.resize(bytes).map_err(|e| e.to_string()),
             (Self::Passthrough(namespace), _) => namespace.image().resize(bytes).map_err(|e| e.to_string()),
+            (Self::Vfio(range), _) => range.resize(bytes, now),
             (Self::Volatile(volatile), _) => volatile.image().resize(bytes).map_err(|e| e.to_string()),
             (Self::Null, Some(bytes)) => Ok(bytes),
             (Self::Ram(memory), Some(bytes)) if bytes <= ram::room(memory) => Ok(bytes),
@@ -229,6 +245,7 @@ impl Backend {
             Self::File(image) => image.file().sync_data().map_err(Failure::lost),
             // The kernel's own flush goes to the same device.
             Self::Passthrough(namespace) => namespace.image().file().sync_data().map_err(Failure::lost),
+            Self::Vfio(range) => range.flush(),
             Self::Volatile(volatile) => volatile.sync(),
             Self::Ram(_) | Self::Null => Ok(()),
         }
@@ -240,6 +257,7 @@ impl Backend {
         match self {
             Self::File(image) => image.take_errors(),
             Self::Passthrough(namespace) => namespace.image().take_errors(),
+            Self::Vfio(range) => range.flush().map_err(|failure| io::Error::other(failure.to_string())),
             Self::Volatile(volatile) => volatile.take_errors(),
             Self::Ram(_) | Self::Null => Ok(()),
         }
@@ -251,7 +269,7 @@ impl Backend {
             Self::File(image) => Some(image),
             Self::Passthrough(namespace) => Some(namespace.image()),
             Self::Volatile(volatile) => Some(volatile.image()),
-            Self::Ram(_) | Self::Null => None,
+            Self::Vfio(_) | Self::Ram(_) | Self::Null => None,
         }
     }
 
@@ -259,7 +277,7 @@ impl Backend {
     pub fn is_direct(&self) -> bool {
         match self {
             Self::File(image) => image.is_direct(),
-            Self::Passthrough(_) => true,
+            Self::Passthrough(_) | Self::Vfio(_) => true,
             Self::Volatile(_) | Self::Ram(_) | Self::Null => false,
         }
     }
@@ -271,6 +289,7 @@ pub struct Stores {
     disks: Vec<Backend>,
     uring: Option<Uring>,
     passthrough: Option<Passthrough>,
+    vfio: Option<Vfio>,
     /// The kernel writes to it when there are completions, while notifications are enabled ([`Stores::arm`]). The rings'
     /// own descriptors do not suffice: a completion that waits for its thread does not wake a poller of them (seen with
     /// Linux 6.18). `None` if no disk needs a ring.
@@ -296,7 +315,15 @@ impl Stores {
                 _ => None,
             })
             .collect();
-        let mut stores = Self { worker, disks: disks.to_vec(), uring: None, passthrough: None, bell: None };
+        let ranges: Vec<_> = disks
+            .iter()
+            .map(|disk| match disk {
+                Backend::Vfio(range) => Some(range.clone()),
+                _ => None,
+            })
+            .collect();
+        let mut stores =
+            Self { worker, disks: disks.to_vec(), uring: None, passthrough: None, vfio: None, bell: None };
         let (has_files, has_namespaces) =
             (files.iter().any(Option::is_some), namespaces.iter().any(Option::is_some));
         if has_files || has_namespaces {
@@ -308,6 +335,9 @@ impl Stores {
                 stores.uring = Some(Uring::new(files, worker, held, bell.clone())?);
             }
             stores.bell = Some(bell);
+        }
+        if ranges.iter().any(Option::is_some) {
+            stores.vfio = Some(Vfio::new(ranges, worker)?);
         }
         Ok(stores)
     }
@@ -349,6 +379,7 @@ impl Stores {
                 None
             }
             Backend::Passthrough(_) => self.passthrough.as_mut()?.start(id, disk, op, data, memory),
+            Backend::Vfio(_) => self.vfio.as_mut()?.start(id, disk, op, data, memory),
         }
     }
 
@@ -367,6 +398,7 @@ impl Stores {
             Some(Backend::Passthrough(_)) => {
                 self.passthrough.as_ref().is_some_and(|passthrough| passthrough.writes_zeros(disk))
             }
+            Some(Backend::Vfio(_)) => self.vfio.as_ref().is_some_and(|vfio| vfio.writes_zeros(disk)),
         };
         if writes { len } else { 0 }
     }
@@ -377,8 +409,11 @@ impl Stores {
         if let Some(uring) = &mut self.uring {
             uring.submit()?;
         }
-        match &mut self.passthrough {
-            Some(passthrough) => passthrough.submit(),
+        if let Some(passthrough) = &mut self.passthrough {
+            passthrough.submit()?;
+        }
+        match &mut self.vfio {
+            Some(vfio) => vfio.submit(),
             None => Ok(()),
         }
     }
@@ -390,7 +425,10 @@ impl Stores {
             uring.reap(&mut done);
         }
         if let Some(passthrough) = &mut self.passthrough {
-            passthrough.reap(done);
+            passthrough.reap(&mut done);
+        }
+        if let Some(vfio) = &mut self.vfio {
+            vfio.reap(done);
         }
     }
 
@@ -400,11 +438,19 @@ impl Stores {
         if let Some(uring) = &mut self.uring {
             uring.pin(memory);
         }
+        if let Some(vfio) = &mut self.vfio {
+            vfio.attach(memory);
+        }
     }
 
     /// Returns whether memory is pinned.
     pub fn is_pinned(&self) -> bool {
-        self.uring.as_ref().is_some_and(Uring::is_pinned)
+        self.uring.as_ref().is_some_and(Uring::is_pinned) || self.vfio.as_ref().is_some_and(Vfio::is_attached)
+    }
+
+    /// Returns whether memory must be pinned, whatever the configuration says.
+    pub fn must_pin(&self) -> bool {
+        self.vfio.is_some()
     }
 
     /// Returns the number of operations that have not ended.
@@ -412,6 +458,7 @@ impl Stores {
     pub fn pending(&self) -> u32 {
         self.uring.as_ref().map_or(0, Uring::pending)
             + self.passthrough.as_ref().map_or(0, Passthrough::pending)
+            + self.vfio.as_ref().map_or(0, Vfio::pending)
     }
 
     /// Asks for a notification when an operation ends. Returns true if one has ended already, in which case the caller
@@ -442,5 +489,6 @@ impl Stores {
     pub fn must_poll(&self) -> bool {
         self.uring.as_ref().is_some_and(Uring::must_poll)
             || self.passthrough.as_ref().is_some_and(Passthrough::must_poll)
+            || self.vfio.as_ref().is_some_and(|vfio| vfio.pending() > 0)
     }
 }

@@ -120,12 +120,21 @@ pub struct Flags {
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
 
-    /// Where the data of the first disk is stored: file, ram, null, volatile.
+    /// Where the data of the first disk is stored: file, uring-cmd, vfio, ram, null, volatile.
     #[arg(long)]
     pub backend: Option<BackendKind>,
     /// Image of the first disk: a raw file or a block device.
     #[arg(long)]
     pub path: Option<PathBuf>,
+    /// For --backend vfio: the PCI address of the NVMe device, such as 0000:01:00.0.
+    #[arg(long, value_name = "ADDRESS")]
+    pub pci: Option<String>,
+    /// For --backend vfio: the number of the namespace.
+    #[arg(long, value_name = "N")]
+    pub namespace: Option<u32>,
+    /// For --backend vfio: where the first disk begins on the namespace.
+    #[arg(long, value_name = "SIZE")]
+    pub offset: Option<Bytes>,
     /// Size of the first disk; a shorter file grows.
     #[arg(long)]
     pub size: Option<Bytes>,
@@ -237,6 +246,9 @@ impl Flags {
         if let Some(disk) = spec.disk.first_mut() {
             over(&self.backend, &mut disk.backend);
             over(&self.path, &mut disk.path);
+            over(&self.pci, &mut disk.pci);
+            over(&self.namespace, &mut disk.namespace);
+            over(&self.offset, &mut disk.offset);
             over(&self.size, &mut disk.size);
             over(&self.sector, &mut disk.sector);
             disk.read_only |= self.read_only;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use ginnel_config::{LogFormat, Mode, Problem};
-use ginnel_volume::backend::{Backend, ImageError, Stores};
+use ginnel_volume::backend::{Backend, Controllers, ImageError, Stores};
 use ginnel_volume::flags::Flags;
 use ginnel_volume::holder::registers::Shape;
 use ginnel_volume::holder::{Holder, Lifetime, Sockets};
@@ -123,11 +123,13 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     if flags.create {
         config.disks.iter().try_for_each(Backend::create)?;
     }
+    let mut controllers = Controllers::default();
     let opened: Vec<_> = config
         .disks
         .iter()
-        .map(|disk| Backend::open(disk, config.threads))
+        .map(|disk| Backend::open(disk, config.threads, &mut controllers))
         .collect::<Result<_, ImageError>>()?;
+    drop(controllers);
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
     // An NVMe volume has a holder, which listens at the socket in its place.
     let is_attached = config.device == Device::Nvme;

@@ -194,7 +194,11 @@ mod tests {
         let text = format!("device = \"scsi\"\n{disks}");
         let config = Spec::parse(&text, Path::new("v.toml")).unwrap();
         let config = config.check("v", &VolumePaths::default(), "v.toml").unwrap();
-        let backends: Vec<_> = config.disks.iter().map(|disk| Backend::open(disk, 1).unwrap().0).collect();
+        let backends: Vec<_> = config
+            .disks
+            .iter()
+            .map(|disk| Backend::open(disk, 1, &mut crate::backend::Controllers::default()).unwrap().0)
+            .collect();
         Ownership::new(config.disks.iter().zip(&backends), NONE)
     }
 

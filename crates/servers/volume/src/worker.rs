@@ -123,6 +123,7 @@ impl<S: Source> Worker<S> {
         plan.stores.enable()?;
         let sleep = Sleep::new(inbox.fd(), plan.stores.fd())?;
         let disks = S::disks(&device);
+        let pins = plan.pin_memory || plan.stores.must_pin();
         Ok(Self {
             complaints: vec![Hush::default(); disks.len()],
             holds: disks.iter().map(|disk| disk.holds_errors).collect(),
@@ -146,7 +147,7 @@ impl<S: Source> Worker<S> {
             parts: VecDeque::new(),
             on_hold: OnHold::new(),
             missed: false,
-            pins: plan.pin_memory,
+            pins,
             number: plan.number,
             over: false,
             began: None,

@@ -5,7 +5,7 @@ mod controller;
 use controller::{Controller, DATA, Doorbells, Options, QUEUE, becomes_readable, blocks, command};
 use ginnel_layout::nvme::{Command, Opcode, PAGE, Range, Status};
 use ginnel_shmem::SharedMemory;
-use ginnel_volume::backend::Backend;
+use ginnel_volume::backend::{Backend, Controllers};
 use ginnel_volume::disk::Disk;
 use ginnel_volume::worker::{Event, Order};
 use ginnel_volume_control::config::{self, BackendKind, Direct, Lock, OnError, Wait};
@@ -36,6 +36,7 @@ fn faulty(folder: &tempfile::TempDir, faults: &str, on_error: OnError) -> Option
     std::fs::rename(path.with_extension("faults"), folder.path().join("image.faults")).unwrap();
     std::fs::File::create(&path).unwrap().set_len(BYTES).unwrap();
     let spec = config::Disk {
+        nvme: None,
         lun: 0,
         backend: BackendKind::Volatile,
         path: Some(path),
@@ -50,7 +51,7 @@ fn faulty(folder: &tempfile::TempDir, faults: &str, on_error: OnError) -> Option
         iopoll: false,
         lock: Lock::Off,
     };
-    let (backend, bytes) = Backend::open(&spec, 1).unwrap();
+    let (backend, bytes) = Backend::open(&spec, 1, &mut Controllers::default()).unwrap();
     let disk = Disk::new(bytes, 512, false, "").holding_errors(on_error == OnError::Hold);
     Options { disk: Arc::new(disk), backend, ..Options::ram(4096, Doorbells::Shadow, Wait::Interrupt) }
 }

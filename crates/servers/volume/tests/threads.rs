@@ -7,7 +7,7 @@
 //! a library.
 
 use ginnel_config::Bytes;
-use ginnel_volume::backend::{Backend, Stores};
+use ginnel_volume::backend::{Backend, Controllers, Stores};
 use ginnel_volume::control::Handler;
 use ginnel_volume::ownership::Ownership;
 use ginnel_volume::server::{Server, Signals};
@@ -53,8 +53,11 @@ fn serve(text: &str) {
     let paths = VolumePaths { sockets: folder.path().into(), configurations: folder.path().into() };
     let spec = Spec::parse(&text, Path::new("test")).unwrap();
     let config = spec.check("v", &paths, "test").unwrap();
-    let opened: Vec<_> =
-        config.disks.iter().map(|disk| Backend::open(disk, config.threads).unwrap()).collect();
+    let opened: Vec<_> = config
+        .disks
+        .iter()
+        .map(|disk| Backend::open(disk, config.threads, &mut Controllers::default()).unwrap())
+        .collect();
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
     let ownership = Ownership::new(disks, Duration::ZERO).unwrap();
     let backends: Vec<_> = opened.iter().map(|(backend, _)| backend.clone()).collect();

@@ -6,7 +6,9 @@ use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use ginnel_config::{Bytes, seconds};
 use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
-use ginnel_volume_bench::{Client, Device, Disk, Doorbells, Front, NvmeClient, NvmeOptions, Options, Ring};
+use ginnel_volume_bench::{
+    Client, Device, Disk, Doorbells, Error, Front, NvmeClient, NvmeOptions, Options, Ring,
+};
 use report::Report;
 use std::io::Write;
 use std::path::PathBuf;
@@ -187,7 +189,7 @@ fn go(cli: &Cli) -> Result<bool> {
         })?;
         let doorbells = client.doorbells();
         let succeeded = act(cli, &mut client, &workload, Some(doorbells))?;
-        client.close()?;
+        leave(cli, client.close())?;
         return Ok(succeeded);
     }
     let device = match cli.scsi {
@@ -210,9 +212,17 @@ fn go(cli: &Cli) -> Result<bool> {
     let mut client = Client::connect(options)?;
     let succeeded = act(cli, &mut client, &workload, None)?;
     if !cli.echo {
-        client.close()?;
+        leave(cli, client.close())?;
     }
     Ok(succeeded)
+}
+
+/// Judges how a client has ended that has done its work: a server that may die at any time may do so then.
+fn leave<T>(cli: &Cli, closed: Result<T, Error>) -> Result<()> {
+    match closed {
+        Err(Error::Gone) if cli.reconnect.is_some() => Ok(()),
+        closed => Ok(closed.map(drop)?),
+    }
 }
 
 /// Does with a connected client what the command line asks for. Returns false if requests failed.

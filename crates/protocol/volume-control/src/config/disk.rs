@@ -16,7 +16,13 @@ pub struct DiskSpec {
     pub backend: Option<BackendKind>,
     /// The image: a raw file or a block device, or for `uring-cmd` the character device of an NVMe namespace.
     pub path: Option<PathBuf>,
-    /// Size of the disk; a shorter file grows. Default: the size of the file or device.
+    /// For `vfio`: the PCI address of the NVMe device, such as 0000:01:00.0.
+    pub pci: Option<String>,
+    /// For `vfio`: the number of the namespace. Default: the only one.
+    pub namespace: Option<u32>,
+    /// For `vfio`: where the disk begins on the namespace. Default: at its beginning.
+    pub offset: Option<Bytes>,
+    /// Size of the disk; a shorter file grows. Default: the size of the file or device, or what there is from `offset` on.
     pub size: Option<Bytes>,
     /// Size of a sector: 512 or 4096.
     pub sector: Option<Bytes>,
@@ -39,6 +45,32 @@ pub struct DiskSpec {
     pub lock: Option<Lock>,
 }
 
+/// A place on an NVMe device that the volume drives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NvmePlace {
+    /// The PCI address of the device.
+    pub pci: String,
+    /// The number of the namespace; `None` if there is only one.
+    pub namespace: Option<u32>,
+    /// Where the disk begins, in bytes.
+    pub offset: u64,
+}
+
+impl NvmePlace {
+    /// Returns whether a disk of that size here and another there may have bytes in common. Without a size, a disk ends with the namespace.
+    pub(super) fn overlaps(&self, size: Option<u64>, other: &Self, its: Option<u64>) -> bool {
+        let is_other =
+            |(one, another): (Option<u32>, Option<u32>)| one.zip(another).is_some_and(|(a, b)| a != b);
+        let ends_before = |start: u64, size: Option<u64>, next: u64| {
+            size.and_then(|size| start.checked_add(size)).is_some_and(|end| end <= next)
+        };
+        self.pci == other.pci
+            && !is_other((self.namespace, other.namespace))
+            && !ends_before(self.offset, size, other.offset)
+            && !ends_before(other.offset, its, self.offset)
+    }
+}
+
 /// A disk after the checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
@@ -48,6 +80,8 @@ pub struct Disk {
     pub backend: BackendKind,
     /// The image. Present for `file`, `volatile` and `uring-cmd`.
     pub path: Option<PathBuf>,
+    /// The place on an NVMe device. Present for `vfio`.
+    pub nvme: Option<NvmePlace>,
     /// Size in bytes. Present for `ram` and `null`.
     pub size: Option<u64>,
     /// Size of a sector, in bytes.
@@ -89,6 +123,14 @@ impl DiskSpec {
                 let fix = "name the character device of an NVMe namespace, such as /dev/ng0n1";
                 return bad("path", format!("a {backend} disk has none"), fix);
             }
+            (BackendKind::Vfio, Some(path), _) => {
+                let what = format!("a {backend} disk has none, and here is {}", path.display());
+                return bad("path", what, "name the device by its PCI address: pci = \"0000:01:00.0\"");
+            }
+            (BackendKind::Vfio, ..) if self.pci.is_none() => {
+                let fix = "write the PCI address of the NVMe device, such as pci = \"0000:01:00.0\"";
+                return bad("pci", format!("a {backend} disk needs one"), fix);
+            }
             (BackendKind::Ram | BackendKind::Null, Some(path), _) => {
                 let what = format!("a {backend} disk has no image, and here is {}", path.display());
                 return bad("path", what, "remove it, or write backend = \"file\"");
@@ -115,6 +157,17 @@ impl DiskSpec {
                 "convert it (`qemu-img convert -O raw`), or let qemu-storage-daemon serve it",
             );
         }
+        if backend != BackendKind::Vfio {
+            let keys = [
+                ("pci", self.pci.is_some()),
+                ("namespace", self.namespace.is_some()),
+                ("offset", self.offset.is_some()),
+            ];
+            if let Some((key, _)) = keys.into_iter().find(|(_, is_there)| *is_there) {
+                let what = format!("a {backend} disk has none");
+                return bad(key, what, "remove it, or write backend = \"vfio\"");
+            }
+        }
         let sector = self.sector.map_or(512, |s| s.0);
         if ![512, 4096].contains(&sector) {
             return bad("sector", format!("{sector} is not a supported size"), "write 512 or 4096");
@@ -125,6 +178,14 @@ impl DiskSpec {
         {
             return bad("size", format!("{size} is not a multiple of the sector size, {sector}"), "round it");
         }
+        let offset = self.offset.map_or(0, |offset| offset.0);
+        if !offset.is_multiple_of(sector) {
+            return bad(
+                "offset",
+                format!("{offset} is not a multiple of the sector size, {sector}"),
+                "round it",
+            );
+        }
         let serial = self.serial.clone().unwrap_or_else(|| default_serial(device, volume, index));
         if serial.len() > SERIAL_MAX || !serial.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
             let what = format!("{serial:?} is longer than {SERIAL_MAX} bytes or not printable ASCII");
@@ -133,7 +194,7 @@ impl DiskSpec {
         let can_poll = match backend {
             BackendKind::File => self.direct != Direct::Off,
             BackendKind::UringCmd => true,
-            BackendKind::Ram | BackendKind::Null | BackendKind::Volatile => false,
+            BackendKind::Vfio | BackendKind::Ram | BackendKind::Null | BackendKind::Volatile => false,
         };
         if self.iopoll && !can_poll {
             return bad(
@@ -142,7 +203,11 @@ impl DiskSpec {
                 "remove it",
             );
         }
-        if backend == BackendKind::UringCmd {
+        if backend == BackendKind::Vfio && self.lock.is_some() {
+            let what = "only one process can have a vfio device".into();
+            return bad("lock", what, "remove it");
+        }
+        if [BackendKind::UringCmd, BackendKind::Vfio].contains(&backend) {
             if self.direct == Direct::Off {
                 let what = "NVMe commands do not go through the page cache".into();
                 return bad("direct", what, "remove it, or write backend = \"file\"");
@@ -156,6 +221,7 @@ impl DiskSpec {
             lun: index as u32,
             backend,
             path: self.path.clone(),
+            nvme: self.pci.clone().map(|pci| NvmePlace { pci, namespace: self.namespace, offset }),
             size,
             sector: sector as u32,
             read_only: self.read_only,

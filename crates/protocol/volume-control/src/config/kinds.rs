@@ -25,6 +25,8 @@ words! {
         File = "file",
         /// In a namespace of an NVMe device, past the kernel's block layer: NVMe commands through io_uring.
         UringCmd = "uring-cmd",
+        /// On an NVMe device that the volume drives itself, past the kernel, through VFIO.
+        Vfio = "vfio",
         /// In the memory of the process; it is lost with the process.
         Ram = "ram",
         /// Nowhere: reads leave the guest's buffer as it is, and writes are lost. For measurements.

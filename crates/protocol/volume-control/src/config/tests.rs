@@ -101,6 +101,14 @@ fn mistakes_are_named_with_place_and_fix() {
         ("[[disk]]\nbackend = \"uring-cmd\"", "such as /dev/ng0n1"),
         ("[[disk]]\nbackend = \"uring-cmd\"\npath = \"/dev/ng0n1\"\ndirect = \"off\"", "disk 0: direct"),
         ("[[disk]]\nbackend = \"uring-cmd\"\npath = \"/dev/ng0n1\"\nlock = \"vm\"", "disk 0: lock"),
+        ("[[disk]]\nbackend = \"vfio\"", "disk 0: pci"),
+        ("[[disk]]\nbackend = \"vfio\"\npath = \"/dev/nvme0\"", "by its PCI address"),
+        ("[[disk]]\nbackend = \"vfio\"\npci = \"0:1:0.0\"\noffset = 1000", "disk 0: offset"),
+        ("[[disk]]\nbackend = \"vfio\"\npci = \"0:1:0.0\"\nlock = false", "disk 0: lock"),
+        ("[[disk]]\nbackend = \"vfio\"\npci = \"0:1:0.0\"\ndirect = \"off\"", "disk 0: direct"),
+        ("[[disk]]\nbackend = \"vfio\"\npci = \"0:1:0.0\"\niopoll = true", "disk 0: iopoll"),
+        ("[[disk]]\npath = \"/a\"\npci = \"0:1:0.0\"", "disk 0: pci"),
+        ("[[disk]]\npath = \"/a\"\noffset = \"1M\"", "disk 0: offset"),
         ("[[disk]]\npath = \"/a.qcow2\"", "qemu-img convert"),
         ("[[disk]]\npath = \"/a\"\nsector = 1024", "512 or 4096"),
         ("[[disk]]\npath = \"/a\"\nsize = 1000", "not a multiple"),
@@ -231,4 +239,32 @@ fn example() -> String {
         .lines()
         .map(|line| key(line).to_owned() + "\n")
         .collect()
+}
+
+#[test]
+fn disks_on_one_device_lie_apart() {
+    let check = |disks: &[&str]| {
+        let disk = |keys: &&str| format!("[[disk]]\nbackend = \"vfio\"\npci = \"0000:01:00.0\"\n{keys}\n");
+        let text = format!("device = \"scsi\"\n{}", disks.iter().map(disk).collect::<String>());
+        let spec = Spec::parse(&text, Path::new("v.toml")).unwrap();
+        spec.check("v", &VolumePaths::default(), "v.toml").map_err(|problem| problem.to_string())
+    };
+    for apart in [
+        &["namespace = 1", "namespace = 2"][..],
+        &["size = \"1G\"", "offset = \"1G\""],
+        &["offset = \"2G\"", "size = \"1G\"", "offset = \"1G\"\nsize = \"1G\""],
+    ] {
+        check(apart).unwrap();
+    }
+    for together in [
+        &["", ""][..],
+        // The only namespace may be the first.
+        &["", "namespace = 1"],
+        &["size = \"1G\"", "offset = \"512M\"\nsize = \"1G\""],
+        &["offset = \"1G\"", "offset = \"2G\"\nsize = \"1G\""],
+        &["namespace = 2", "namespace = 1", "namespace = 2\noffset = \"1G\""],
+    ] {
+        let problem = check(together).unwrap_err();
+        assert!(problem.contains("blocks of 0000:01:00.0 in common"), "{problem}");
+    }
 }

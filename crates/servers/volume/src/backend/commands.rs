@@ -51,8 +51,8 @@ pub(super) trait Transfer {
     fn name_zeros(&mut self, bytes: u64, command: &mut Command);
     /// Lets a command name a list with one range.
     fn name_range(&mut self, range: Range, command: &mut Command);
-    /// Notes that the memory that was chosen was transferred, from the disk if `reads`.
-    fn transferred(&mut self, bytes: u64, reads: bool);
+    /// Notes that the memory that was chosen was transferred.
+    fn transferred(&mut self, bytes: u64);
 }
 
 /// Returns a command to a namespace, of which only the opcode is set.
@@ -207,7 +207,7 @@ impl<T: Transfer> Flight<T> {
         self.at += self.now;
         self.left -= self.now.min(self.left);
         if let Stage::Read | Stage::Write { .. } = self.stage {
-            self.transfer.transferred(self.now, self.stage == Stage::Read);
+            self.transfer.transferred(self.now);
         }
         (self.left == 0).then_some(Ok(()))
     }

@@ -24,6 +24,14 @@ pub enum ImageError {
         /// The remedy.
         fix: &'static str,
     },
+    /// An NVMe device cannot be driven.
+    #[error("NVMe device {address}: {why}")]
+    Nvme {
+        /// Its PCI address.
+        address: String,
+        /// The problem, and the remedy.
+        why: String,
+    },
     /// There is not enough memory for a ram disk.
     #[error("no memory for a ram disk of {bytes} bytes: {why}; choose a smaller one")]
     Memory {

@@ -161,7 +161,11 @@ fn allowed(role: Role) -> Result<Rules> {
     rules.insert(libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME as u64, libc::PR_SET_VMA as u64])?);
     // Discards are allowed, for devices that io_uring cannot discard on; they destroy nothing that could not be overwritten as
     // well. Setting the blocking mode of a socket is allowed too.
-    rules.insert(libc::SYS_ioctl, one_of(1, &[BLKDISCARD, FIONBIO])?);
+    // So is mapping this process's memory for an NVMe device that it has opened before.
+    rules.insert(
+        libc::SYS_ioctl,
+        one_of(1, &[BLKDISCARD, FIONBIO, VFIO_IOMMU_MAP_DMA, VFIO_IOMMU_UNMAP_DMA])?,
+    );
     // Resource limits may be read.
     rules.insert(libc::SYS_prlimit64, vec![rule(vec![zero(2)?])?]);
     if role == Role::Holder {
@@ -219,3 +223,6 @@ const NAMESPACES: u64 = (libc::CLONE_NEWNS
 // From linux/fs.h and asm-generic/ioctls.h.
 const BLKDISCARD: u64 = 0x1277;
 const FIONBIO: u64 = 0x5421;
+// From linux/vfio.h.
+const VFIO_IOMMU_MAP_DMA: u64 = 0x3b71;
+const VFIO_IOMMU_UNMAP_DMA: u64 = 0x3b72;

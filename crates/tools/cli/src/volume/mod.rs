@@ -1,5 +1,6 @@
 //! `ginnel volume`.
 
+mod bind;
 mod dump;
 mod serve;
 mod show;
@@ -39,6 +40,8 @@ enum Command {
     ResetErrors(ResetErrors),
     Resume(Resume),
     Dump(dump::Args),
+    Bind(bind::Bind),
+    Unbind(bind::Unbind),
 }
 
 /// Lists volumes: those that are running, and those that have a configuration.
@@ -140,6 +143,8 @@ pub fn run(args: Args) -> Result<()> {
         Command::ResetErrors(args) => reset_errors(&paths, &args),
         Command::Resume(args) => resume(&paths, &args),
         Command::Dump(args) => dump::run(&paths, &args),
+        Command::Bind(args) => bind::bind(&args),
+        Command::Unbind(args) => bind::unbind(&args),
     }
 }
 

@@ -11,8 +11,8 @@ const PIECES: usize = 1024;
 /// The smallest page of a kernel.
 pub(super) const PAGE: u64 = 4096;
 
-/// The memory of an operation. In a command for the kernel, the address is in place of the first PRP entry, and the length in the upper half
-/// of the second one.
+/// The memory of an operation. In a command for the kernel, the address is in place of the first PRP entry, and the length in the upper
+/// half of the second one.
 pub(super) struct Iovecs {
     /// The memory that is left to transfer, in order. The first piece may be a remainder.
     pieces: Vec<libc::iovec>,
@@ -103,7 +103,7 @@ impl Transfer for Iovecs {
         self.name(command, address, size_of::<Range>() as u64);
     }
 
-    fn transferred(&mut self, bytes: u64, _: bool) {
+    fn transferred(&mut self, bytes: u64) {
         let mut moved = bytes as usize;
         while let Some(piece) = self.pieces.get_mut(self.next) {
             if moved < piece.iov_len {

@@ -9,6 +9,7 @@ const BYTES: u64 = 1 << 20;
 
 fn image(folder: &tempfile::TempDir, name: &str, iopoll: bool) -> Arc<Image> {
     let disk = Disk {
+        nvme: None,
         lun: 0,
         backend: BackendKind::File,
         path: Some(folder.path().join(name)),
