@@ -22,6 +22,7 @@ pub mod joining;
 pub mod measure;
 pub mod mpi;
 pub mod nvme_volume;
+pub mod own_driver;
 pub mod readiness;
 pub mod relayed;
 pub mod report;

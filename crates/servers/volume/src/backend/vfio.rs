@@ -1,7 +1,8 @@
 //! NVMe devices that the volume drives itself, through VFIO (`backend = "vfio"`).
 //!
-//! Each worker has a pair of queues of each device, in memory of its own, and the device reads and writes the guest's memory: there is no
-//! system call on the way, and no interrupt. A worker polls while it has commands under way, and sleeps as it usually does when it has none.
+//! Each worker has a pair of queues of each device, in memory of its own, and the device reads and writes the guest's memory: there is
+//! no system call on the way, and no interrupt. A worker polls while it has commands under way, and sleeps as it usually does when it
+//! has none.
 //!
 //! A device that does not answer ends the process. That is the way out of every failure of a process here: the kernel takes the device's
 //! access to memory away and resets it, and a successor begins anew, with the requests that the front end has kept.
