@@ -20,9 +20,13 @@ use zerocopy::FromZeros;
 /// A process that shares the table of descriptors, and is killed when this is dropped. (A daemon keeps its own for life.)
 #[derive(Debug)]
 pub struct Forked {
-    pid: Pid,
+    child: Child,
     ended: OwnedFd,
 }
+
+/// A process that this one has started. When this is dropped, it is killed, and its end is waited for.
+#[derive(Debug)]
+struct Child(Pid);
 
 impl Forked {
     /// Starts a process that runs `serve`.
@@ -43,7 +47,7 @@ impl Forked {
         restore(&signals);
         let pid = forked?.ok_or(Errno::INVAL)?;
         // SAFETY: the kernel has made this descriptor with the process, and nobody else knows it.
-        Ok(Self { pid, ended: unsafe { OwnedFd::from_raw_fd(ended) } })
+        Ok(Self { child: Child(pid), ended: unsafe { OwnedFd::from_raw_fd(ended) } })
     }
 
     /// Returns whether it has ended.
@@ -58,14 +62,14 @@ impl Forked {
 
     /// Kills it, and does not wait for its end.
     pub fn abandon(self) -> Abandoned {
-        let child = ManuallyDrop::new(self);
-        let _ = rustix::process::kill_process(child.pid, rustix::process::Signal::KILL);
-        Abandoned(child.pid)
+        let child = ManuallyDrop::new(self.child);
+        child.kill();
+        Abandoned(child.0)
     }
 
     #[cfg(test)]
     pub fn pid(&self) -> Pid {
-        self.pid
+        self.child.0
     }
 }
 
@@ -91,16 +95,17 @@ impl Abandoned {
     }
 }
 
-impl Drop for Forked {
-    fn drop(&mut self) {
-        end_child(self.pid);
+impl Child {
+    fn kill(&self) {
+        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::KILL);
     }
 }
 
-/// Kills a process that this one has started and not waited for, and waits for its end.
-fn end_child(pid: Pid) {
-    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-    let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = rustix::process::waitpid(Some(self.0), rustix::process::WaitOptions::empty());
+    }
 }
 
 /// Makes a process that has copies of this one's memory and descriptors. Returns `None` in the new process, which has one thread.
@@ -233,3 +238,32 @@ impl<T: FromZeros + Sync> Drop for Shared<T> {
 
 // SAFETY: the memory belongs to no thread, and the value in it can be used by any, because its type is `Sync`.
 unsafe impl<T: FromZeros + Sync> Send for Shared<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kit::wait::wait_until;
+
+    /// Returns whether this process has a descriptor of that one.
+    fn has_pidfd(pid: Pid) -> bool {
+        let line = format!("Pid:\t{}", pid.as_raw_nonzero());
+        let infos = std::fs::read_dir("/proc/self/fdinfo").unwrap().flatten();
+        let mut texts = infos.filter_map(|info| std::fs::read_to_string(info.path()).ok());
+        texts.any(|text| text.lines().any(|other| other == line))
+    }
+
+    #[test]
+    fn one_that_is_abandoned_leaves_no_descriptor() {
+        // SAFETY: `pause` is a system call.
+        let forked = unsafe {
+            Forked::start(|| {
+                libc::pause();
+            })
+        }
+        .unwrap();
+        assert!(has_pidfd(forked.pid()));
+        let abandoned = forked.abandon();
+        assert!(!has_pidfd(abandoned.pid()));
+        wait_until("its end", || abandoned.is_buried());
+    }
+}
