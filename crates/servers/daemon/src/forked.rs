@@ -67,7 +67,7 @@ impl Forked {
         Abandoned(child.0)
     }
 
-    #[cfg(test)]
+    /// Returns its number.
     pub fn pid(&self) -> Pid {
         self.child.0
     }
@@ -83,7 +83,7 @@ impl Abandoned {
         Self(pid)
     }
 
-    #[cfg(test)]
+    /// Returns its number.
     pub fn pid(&self) -> Pid {
         self.0
     }

@@ -7,6 +7,7 @@
 use crate::closer::{Closer, Connected};
 pub use ginnel_fdpass::MAX_FDS;
 use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
+use rustix::fs::{FsWord, fstat, fstatfs};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
@@ -259,6 +260,21 @@ pub fn peer_pidfd(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
     // SAFETY: the kernel has made this descriptor for the caller of the system call.
     Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
+}
+
+/// Returns whether the same process was at the other ends of two connections when they were made, also if its number is not visible from
+/// here. `None` if the kernel does not tell, as before Linux 6.9.
+pub fn have_same_peer(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> Option<bool> {
+    Some(peer_identity(one)? == peer_identity(other)?)
+}
+
+/// Returns a number of the peer's process that no other process has before the next boot.
+fn peer_identity(fd: BorrowedFd<'_>) -> Option<u64> {
+    /// The file system of pidfds, which has a file for each process. Before there was one, all pidfds were the same file.
+    const PIDFS: FsWord = 0x5049_4446;
+    let pidfd = peer_pidfd(fd).ok()?;
+    let is_own_file = fstatfs(&pidfd).ok()?.f_type == PIDFS;
+    is_own_file.then_some(fstat(&pidfd).ok()?.st_ino)
 }
 
 /// Returns the supplementary groups of the peer; none if the kernel does not tell them.

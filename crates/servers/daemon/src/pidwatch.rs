@@ -8,6 +8,7 @@ use ginnel_broker::process::{Image, Process};
 use looker::Looker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+pub use stat::user_of as read_user_of;
 use stat::{Seen, Stat};
 use std::collections::{BTreeSet, HashMap};
 use std::io;

@@ -264,6 +264,55 @@ fn a_reset_ends_the_programs_of_a_vm_and_is_not_a_hang() {
     assert!(qemu.lines.next().unwrap().is_err(), "it was stopped");
 }
 
+/// Makes a VM with a QMP socket whose guest may be silent.
+fn quiet() -> (Daemon, UnixListener) {
+    let mut daemon = Daemon::prepare("", "");
+    let path = daemon.dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    let segment = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n";
+    daemon.write_config("", &format!("[vm.a]\nqmp = {path:?}\n{segment}"));
+    daemon.start();
+    (daemon, listener)
+}
+
+fn attached(mut guest: Guest) -> Guest {
+    guest.open(1, 100);
+    let body = wire::Attach { segment: name("web"), name: name("guest"), ..FromZeros::new_zeroed() };
+    guest.attach(1, body).unwrap();
+    guest
+}
+
+#[test]
+fn a_qemu_that_connects_again_and_again_costs_few_processes() {
+    const TIMES: u32 = 40;
+    let (daemon, listener) = quiet();
+    drop(listener);
+    let begin = Instant::now();
+    let says = |what: &str| daemon.log().matches(what).count() as u32;
+    for n in 1..=TIMES {
+        drop(Qemu::join(&daemon.run("a.sock"), 32));
+        wait_for("the daemon has noticed its end", || (says("VM gone") == n).then_some(()));
+    }
+    let (looked, took) = (says("cannot be used"), begin.elapsed());
+    assert!(u128::from(looked) <= 2 + took.as_millis() / 250, "{looked} finders in {took:?}");
+}
+
+#[test]
+fn a_monitor_that_appears_after_the_guest_is_used_when_it_hangs() {
+    let mut daemon = Daemon::prepare("", "");
+    let path = daemon.dir.path().join("qmp");
+    let vm = format!("[vm.a]\nhang_after = 2\non_hang = \"fence\"\nqmp = {path:?}\n");
+    daemon.write_config("", &format!("{vm}[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n"));
+    daemon.start();
+    let _guest = attached(Qemu::join(&daemon.run("a.sock"), 32).guest(1, true));
+    wait_for("the daemon to look for it", || daemon.log().contains("cannot be used").then_some(()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut qemu = Control::of(&listener);
+    assert_eq!(qemu.answer(json!({})), "stop");
+    wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
+    assert_eq!(daemon.inspect()["members"][1]["fenced"], true);
+}
+
 #[test]
 fn a_guest_that_falls_silent_with_the_daemon_is_fenced_by_the_next() {
     let (mut daemon, _guest, listener) = controlled();

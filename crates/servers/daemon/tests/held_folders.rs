@@ -336,3 +336,27 @@ fn a_user_who_holds_the_lock_of_the_folder_of_qemus_control_socket_holds_up_nobo
     daemon.restart();
     serves(&mut daemon);
 }
+
+#[test]
+fn the_monitors_of_many_vms_hold_up_nobody_together() {
+    /// If the daemon waited half a second for each, it would be away for longer than `serves` allows.
+    const VMS: usize = 40;
+    let _one = one_at_a_time();
+    let mut daemon = Daemon::prepare("", "");
+    let monitors = daemon.dir.path().join("shm/monitors");
+    fs::create_dir(&monitors).unwrap();
+    let vm = |n: usize| format!("[vm.v{n}]\nqmp = {:?}\n", monitors.join(format!("{n}.qmp")));
+    let vms: String = (0..VMS).map(vm).collect();
+    daemon.write_config("vectors = 2\n", &format!("{vms}{CONFIG}"));
+    daemon.start();
+    open_to_all(&daemon);
+    let join = |n: usize| Qemu::join(&daemon.run(&format!("v{n}.sock")), 2);
+    let _qemus: Vec<Qemu> = (0..VMS).map(join).collect();
+    let Some(_holder) = start_holder(&daemon, holder_of_monitors) else { return };
+    let before = Instant::now();
+    daemon.restart();
+    serves(&mut daemon);
+    assert!(before.elapsed() < WATCHDOG / 4, "it serves late: {:?}", before.elapsed());
+    wait_until("the daemon says so", || daemon.log().contains(HELD));
+    serves(&mut daemon);
+}

@@ -7,51 +7,101 @@
 //! when it continues releases them at once. If QEMU does not answer in time, the programs are declared dead all the same, because
 //! others that wait for their locks must not wait for ever. The VM stays stopped until an administrator lets it continue.
 
-use super::qmp::{Command, Monitor, Said};
+use super::finder::{Owner, Sought};
+use super::qmp::{Command, Monitor, Qemu, Said};
 use super::server::Server;
 use super::token::Token;
-use super::vm::Fence;
+use super::vm::{Fence, Vm};
+use crate::closer::Connected;
+use crate::packet;
 use crate::poller::Interest;
 use ginnel_broker::record::Record;
 use ginnel_layout::Name;
 use serde::Deserialize;
 use serde_json::Value;
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 /// The longest time that QEMU may take to stop a VM, which includes waiting for its disks.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
+/// Why a VM is not stopped whose QEMU cannot be told to.
+const UNUSABLE: &str = "QEMU's control socket cannot be used";
 /// The folders of QEMU's object model that contain devices with and without names.
 const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 /// The only kind of memory device that can be unplugged. QEMU never removes a virtio-pmem device.
 const UNPLUGGABLE: &str = "child<ivshmem-plain>";
 
 impl Server {
-    /// Connects to the control socket of a VM's QEMU, if it has one that is not connected. Returns false if that fails.
+    /// Lets the control socket of a VM's QEMU be connected to, if it has one that is not connected. Waits for nothing:
+    /// [`Server::find_monitors`] has the outcome. Returns false if it cannot be connected to.
     pub(super) fn open_monitor(&mut self, member: u32) -> bool {
-        let Some(vm) = self.vms.get_mut(&member) else { return false };
+        let Some(vm) = self.vms.get(&member) else { return false };
         let (Some(path), None) = (&vm.config.qmp, &vm.monitor) else { return true };
-        let qemu = self.broker.books().members.get(&member).and_then(|m| m.qemu.as_ref());
-        let Some(qemu) = qemu else { return false };
-        let opened =
-            Monitor::open(path, qemu.process.pid, &self.closer, &mut self.finder).and_then(|monitor| {
-                let added = self.poller.add(&monitor, Token::VmMonitor(member).into(), Interest::READ);
-                added.map(|()| monitor).map_err(|error| error.to_string())
-            });
-        match opened {
-            Ok(monitor) => {
-                vm.monitor = Some(monitor);
+        let Some(qemu) = self.qemu_of(member) else { return false };
+        // Whoever connected to a former daemon has the user of the process that is there.
+        let user = qemu.connection.and_then(|connection| packet::peer(connection).ok()).map(|peer| peer.uid);
+        let owner = user.map_or(Owner::Process(qemu.pid), Owner::User);
+        match qemu.can_be_told().and_then(|()| Sought::new(path, owner).map_err(|error| error.to_string())) {
+            Ok(sought) => {
+                self.finders.seek(member, sought);
                 true
             }
             Err(error) => {
-                let path = path.display();
-                warn!(vm = %vm.config.name, error, "QEMU's control socket {path} cannot be used, so the VM cannot be stopped: start QEMU with what `ginnel qemu-args` prints, and leave that socket to ginneld");
+                tell_unusable(vm, &error);
                 false
             }
         }
     }
 
+    /// Returns the QEMU of a VM, if there is one.
+    fn qemu_of(&self, member: u32) -> Option<Qemu<'_>> {
+        let pid = self.broker.books().members.get(&member)?.qemu.as_ref()?.process.pid;
+        let connection = self.vms.get(&member)?.connection.as_ref().map(AsFd::as_fd);
+        Some(Qemu { pid, connection })
+    }
+
+    /// Takes the connections that finders have made.
+    pub(super) fn find_monitors(&mut self) {
+        self.finders.step(&self.poller, &self.closer);
+        for (member, found) in self.finders.take_found() {
+            match found {
+                Ok(connection) => self.monitor_found(member, connection),
+                Err(error) => self.monitor_not_found(member, &error.to_string(), error.is_tried_again()),
+            }
+        }
+    }
+
+    fn monitor_found(&mut self, member: u32, connection: Connected) {
+        let Some(qemu) = self.qemu_of(member) else { return };
+        let opened = Monitor::new(connection, qemu).and_then(|monitor| {
+            let added = self.poller.add(&monitor, Token::VmMonitor(member).into(), Interest::READ);
+            added.map(|()| monitor).map_err(|error| error.to_string())
+        });
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        match opened {
+            Ok(monitor) => {
+                vm.monitor = Some(monitor);
+                if let Fence::Stopping(_) = vm.fence {
+                    self.command(member, Command::Stop);
+                }
+            }
+            Err(error) => self.monitor_not_found(member, &error, false),
+        }
+    }
+
+    fn monitor_not_found(&mut self, member: u32, error: &str, is_tried_again: bool) {
+        let Some(vm) = self.vms.get(&member) else { return };
+        tell_unusable(vm, error);
+        // Otherwise it may still be found before QEMU's time is over.
+        if let (Fence::Stopping(_), false) = (vm.fence, is_tried_again) {
+            self.not_stopped(member, UNUSABLE);
+        }
+    }
+
     pub(super) fn close_monitor(&mut self, member: u32) {
+        self.finders.forget(&self.poller, member);
         if let Some(monitor) = self.vms.get_mut(&member).and_then(|vm| vm.monitor.take()) {
             self.poller.remove(&monitor);
         }
@@ -95,11 +145,11 @@ impl Server {
             return;
         }
         vm.fence = Fence::Stopping(Instant::now() + STOP_WITHIN);
-        if !self.open_monitor(member) {
-            self.not_stopped(member, "QEMU's control socket cannot be used");
-            return;
+        if vm.monitor.is_some() {
+            self.command(member, Command::Stop);
+        } else if !self.open_monitor(member) {
+            self.not_stopped(member, UNUSABLE);
         }
-        self.command(member, Command::Stop);
     }
 
     fn command(&mut self, member: u32, command: Command) {
@@ -207,6 +257,11 @@ impl Server {
         self.broker.note(Record::Left { member });
         self.broker.note(Record::joined(member, qemu.process, qemu.told));
     }
+}
+
+fn tell_unusable(vm: &Vm, error: &str) {
+    let path = vm.config.qmp.as_deref().unwrap_or(Path::new("")).display();
+    warn!(vm = %vm.config.name, error, "QEMU's control socket {path} cannot be used, so the VM cannot be stopped: start QEMU with what `ginnel qemu-args` prints, and leave that socket to ginneld");
 }
 
 /// Returns the devices of a list that can be unplugged.

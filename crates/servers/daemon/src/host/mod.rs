@@ -18,7 +18,7 @@
 //! | `vm`, `vms`, [`ivshmem`] | a VM as the daemon has it, and what happens between it, its QEMU and its daemon |
 //! | `pauses` | listening sockets that rest, because nothing can be accepted now |
 //! | `pulse`, `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
-//! | `finder` | a process that connects to the control socket of a QEMU |
+//! | `finder` | processes that connect to the control sockets of QEMUs |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
 //! | `own_folder` | the folder in which the files of segments lie |
 //! | `rereading`, `reload` | reading the configuration again while the daemon serves, and what that changes |

@@ -6,9 +6,7 @@
 //! QEMU executes them in order. Nothing here blocks: if a socket does not take a hundred bytes, nobody reads from it, and the
 //! connection is given up.
 
-use super::finder::Finder;
-use crate::closer::{Closer, Connected};
-use crate::namer::Unnamed;
+use crate::closer::Connected;
 use crate::packet;
 use ginnel_fdpass::{RecvFlags, receive};
 use rustix::io::Errno;
@@ -20,12 +18,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
 
 /// The bytes that are read before others get their turn.
 const READ: usize = 64 << 10;
 /// The longest line: a list of devices has some 80 bytes for each.
 const LONGEST: usize = 256 << 10;
+
+/// How messages begin about a QEMU whose process has the number 0 here.
+const INVISIBLE: &str = "the VM's QEMU is in a process namespace that is not visible from here";
 
 /// A command. Devices and memory objects are paths in QEMU's object model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,22 +95,53 @@ pub struct Monitor {
     next: u64,
 }
 
-impl Monitor {
-    /// Connects and starts the protocol. Fails unless the process that listens there is `qemu`.
-    pub fn open(path: &Path, qemu: u32, closer: &Closer, finder: &mut Finder) -> Result<Self, String> {
-        // QEMU's user may write in the folder, and in those above it, and so hold their locks.
-        let fd = finder.connect(path, closer).map_err(|error| match error {
-            Unnamed::Failed(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                "another client is connected to it".to_owned()
+/// The QEMU that must be at the other end of a control socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Qemu<'a> {
+    /// The number of its process; 0 if it is not visible from here.
+    pub pid: u32,
+    /// Its ivshmem connection; `None` if it was connected to an earlier daemon.
+    pub connection: Option<BorrowedFd<'a>>,
+}
+
+impl Qemu<'_> {
+    /// Fails if it can never be known whether it is at the other end of a control socket.
+    pub fn can_be_told(&self) -> Result<(), String> {
+        match (self.pid, self.connection) {
+            (0, None) => Err(format!(
+                "{INVISIBLE}, and after a restart of the daemon nothing else tells which process it is: restart the VM"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that its process listens at the other end of this connection.
+    fn check(&self, control: BorrowedFd<'_>) -> Result<(), String> {
+        self.can_be_told()?;
+        let listener = packet::peer(control).map_err(|error| error.to_string())?.pid;
+        let is_same = self.connection.and_then(|connection| packet::have_same_peer(control, connection));
+        match (self.pid, listener, is_same) {
+            (0, 0, None) => Err(format!(
+                "{INVISIBLE}, and this kernel does not tell whether it is the one that listens there (Linux does from 6.9 on)"
+            )),
+            (0, 0, Some(false)) => Err(format!("{INVISIBLE}, and another process listens there")),
+            (qemu, listener, _) if qemu != listener => {
+                Err(format!("process {listener} listens there, and the VM's QEMU is process {qemu}"))
             }
-            error => error.to_string(),
-        })?;
+            (qemu, _, Some(false)) => Err(format!(
+                "a process that has ended listens there, and had the number {qemu} of the VM's QEMU"
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Monitor {
+    /// Starts the protocol on a new connection. Fails unless the process that listens there is `qemu`.
+    pub fn new(fd: Connected, qemu: Qemu<'_>) -> Result<Self, String> {
         // Otherwise a look at its queue would not show all that is there.
         set_socket_oobinline(&fd, true).map_err(|errno| errno.to_string())?;
-        let listener = packet::peer(fd.as_fd()).map_err(|error| error.to_string())?.pid;
-        if listener != qemu {
-            return Err(format!("process {listener} listens there, and the VM's QEMU is process {qemu}"));
-        }
+        qemu.check(fd.as_fd())?;
         Ok(Self {
             fd,
             line: Vec::new(),
@@ -219,19 +250,22 @@ mod tests {
     use proptest::prelude::*;
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
 
     const GREETING: &[u8] =
         b"{\"QMP\": {\"version\": {\"qemu\": {\"major\": 7}}, \"capabilities\": [\"oob\"]}}\r\n";
 
-    fn open(path: &Path, qemu: u32) -> Result<Monitor, String> {
-        Monitor::open(path, qemu, &Closer::start().unwrap(), &mut Finder::default())
+    const INVISIBLE_QEMU: Qemu<'_> = Qemu { pid: 0, connection: None };
+
+    fn open(path: &Path, qemu: Qemu<'_>) -> Result<Monitor, String> {
+        Monitor::new(Connected::trusted(UnixStream::connect(path).unwrap().into()), qemu)
     }
 
     fn pair() -> (Monitor, UnixStream, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
         let listener = UnixListener::bind(&path).unwrap();
-        let monitor = open(&path, std::process::id()).unwrap();
+        let monitor = open(&path, Qemu { pid: std::process::id(), connection: None }).unwrap();
         (monitor, listener.accept().unwrap().0, dir)
     }
 
@@ -280,9 +314,8 @@ mod tests {
     fn a_process_other_than_the_vms_qemu_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp");
-        assert!(open(&path, 1).unwrap_err().contains("No such file"));
         let listener = UnixListener::bind(&path).unwrap();
-        let error = open(&path, 1).unwrap_err();
+        let error = open(&path, Qemu { pid: 1, connection: None }).unwrap_err();
         assert!(error.ends_with("the VM's QEMU is process 1"), "{error}");
         let mut said = Vec::new();
         io::Read::read_to_end(&mut listener.accept().unwrap().0, &mut said).unwrap();
@@ -290,13 +323,16 @@ mod tests {
     }
 
     #[test]
-    fn the_path_may_be_a_symbolic_link() {
+    fn a_process_that_is_not_visible_is_refused_unless_something_tells_which_it_is() {
         let dir = tempfile::tempdir().unwrap();
-        let (path, link) = (dir.path().join("qmp"), dir.path().join("link"));
-        std::os::unix::fs::symlink("qmp", &link).unwrap();
-        assert!(open(&link, std::process::id()).unwrap_err().contains("No such file"));
+        let path = dir.path().join("qmp");
         let _listener = UnixListener::bind(&path).unwrap();
-        open(&link, std::process::id()).unwrap();
+        let error = open(&path, INVISIBLE_QEMU).unwrap_err();
+        assert!(error.contains("not visible") && error.contains("restart the VM"), "{error}");
+        // One that is not visible is not taken for one that is, and the other way round.
+        let (near, _far) = UnixStream::pair().unwrap();
+        let error = open(&path, Qemu { connection: Some(near.as_fd()), ..INVISIBLE_QEMU }).unwrap_err();
+        assert!(error.ends_with("the VM's QEMU is process 0"), "{error}");
     }
 
     #[test]

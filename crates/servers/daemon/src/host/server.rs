@@ -2,7 +2,7 @@
 
 use super::config::{self, Config};
 use super::connections::Clients;
-use super::finder::Finder;
+use super::finder::Finders;
 use super::holders::Looks;
 use super::holds::Timers;
 use super::journal::Journal;
@@ -82,8 +82,8 @@ pub struct Server {
     pub(super) keeper: Keeper,
     /// Makes the sockets.
     pub(super) namer: Namer,
-    /// Finds the control sockets of QEMUs.
-    pub(super) finder: Finder,
+    /// Connect to the control sockets of QEMUs.
+    pub(super) finders: Finders,
     /// The descriptors that the keeper held when the daemon started, until their member or segment is declared.
     pub(super) held: Held,
     pub(super) started: Instant,
@@ -166,7 +166,7 @@ impl Server {
             poller,
             keeper,
             namer,
-            finder: Finder::default(),
+            finders: Finders::new(|number| Token::Finder(number).into()),
             held,
             started: Instant::now(),
             more: true,
@@ -237,6 +237,7 @@ impl Server {
                 self.set_listening(token, true);
             }
             self.beat();
+            self.find_monitors();
             self.give_up_stopping();
             self.end_look();
             logging::tell_left_out();
@@ -278,6 +279,11 @@ impl Server {
                 let clients = &self.clients;
                 self.strangers.ready(&self.poller, number, |id| clients.fd(id));
             }
+            Token::Finder(number) => {
+                self.finders.ready(&self.poller, number);
+                // What it has found is there before anybody asks for it again.
+                self.find_monitors();
+            }
             Token::Reread => self.reread_done(),
             Token::Look(number) => self.looks.ready(&self.poller, number),
             Token::Signal | Token::Hangup => {}
@@ -302,6 +308,7 @@ impl Server {
             look,
             self.until_beat(),
             self.until_given_up(),
+            self.finders.until_next(),
             retry,
             self.pauses.until_next(),
             self.looks.left(),

@@ -26,6 +26,8 @@ pub enum Token {
     Files,
     /// A process that changes the file of a segment.
     FileWork(u64),
+    /// A process that connects to the control socket of a VM's QEMU.
+    Finder(u64),
     /// A helper for descriptors that programs have sent.
     Helper(u64),
     /// A process that looks for those that have segments.
@@ -58,6 +60,7 @@ impl From<Token> for u64 {
             Token::Hangup => (14, 0),
             Token::Reread => (15, 0),
             Token::Look(number) => (16, number),
+            Token::Finder(number) => (17, number),
         };
         number << KIND_BITS | kind
     }
@@ -83,6 +86,7 @@ impl Token {
             14 => Self::Hangup,
             15 => Self::Reread,
             16 => Self::Look(number),
+            17 => Self::Finder(number),
             _ => return None,
         })
     }

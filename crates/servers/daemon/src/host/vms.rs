@@ -47,6 +47,10 @@ impl Server {
             }
         };
         let Ok(peer) = packet::peer(fd.as_fd()) else { return self.closer.close(fd) };
+        if self.finders.has(peer.pid) {
+            // Another VM's QEMU has put a symbolic link to this socket where its own control socket is sought.
+            return self.closer.close(fd);
+        }
         pidwatch::look_for(peer.uid);
         let process =
             pidwatch::connected(fd.as_fd(), peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
