@@ -283,6 +283,36 @@ fn attached(mut guest: Guest) -> Guest {
 }
 
 #[test]
+fn resets_without_end_cost_little_and_the_last_one_counts() {
+    let (daemon, listener) = quiet();
+    let guest = attached(Qemu::join(&daemon.run("a.sock"), 32).guest(1, true));
+    let mut qemu = Control::of(&listener);
+    let begin = Instant::now();
+    // What is no QMP ends the connection.
+    let resets = "{\"event\":\"RESET\"}\n".repeat(10_000) + "end\n";
+    qemu.socket.write_all(resets.as_bytes()).unwrap();
+    wait_for("the daemon has read them", || daemon.log().contains("is not QMP").then_some(()));
+    let handled = || daemon.log().matches("the VM was reset").count();
+    let most = 2 + begin.elapsed().as_millis() / 100;
+    assert!(handled() as u128 <= most, "{} resets, at most {most}", handled());
+    assert_eq!(endpoints(&daemon), 0);
+    // The last one is handled 0.1 seconds after the one before. A daemon that answers later has handled it.
+    let rest = Instant::now() + Duration::from_millis(200);
+    while Instant::now() < rest {
+        daemon.inspect();
+    }
+    daemon.inspect();
+    let before = handled();
+    // The next kernel is reset once.
+    let _guest = attached(guest.restart(2, true));
+    let mut qemu = Control::of(&listener);
+    assert_eq!(endpoints(&daemon), 1);
+    qemu.say(json!({ "event": "RESET" }));
+    wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
+    assert_eq!(handled(), before + 1);
+}
+
+#[test]
 fn a_qemu_that_connects_again_and_again_costs_few_processes() {
     const TIMES: u32 = 40;
     let (daemon, listener) = quiet();

@@ -163,10 +163,7 @@ impl Server {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         let name = vm.config.name;
         match said {
-            Said::Reset => {
-                info!(vm = %name, member, "the VM was reset: its programs are dead");
-                self.guest_reset(member);
-            }
+            Said::Reset => vm.resets.report(Instant::now()),
             Said::Resumed if vm.fence == Fence::Shut => {
                 info!(vm = %name, member, "the fenced VM continues");
                 vm.fence = Fence::Open;
@@ -247,12 +244,30 @@ impl Server {
         }
     }
 
-    /// Handles the end of a guest's kernel while its QEMU continues with another.
+    /// Returns the time until [`Server::handle_resets`] has something to do.
+    pub(super) fn until_reset(&self) -> Option<Duration> {
+        let due = self.vms.values().filter_map(|vm| vm.resets.due()).min();
+        due.map(|due| due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Handles the ends of guests' kernels whose QEMUs continue with others.
+    pub(super) fn handle_resets(&mut self) {
+        if self.vms.values().all(|vm| vm.resets.due().is_none()) {
+            return; // This returns without reading the clock, which is slow in many VMs.
+        }
+        let now = Instant::now();
+        let due = self.vms.iter_mut().filter_map(|(member, vm)| vm.resets.take_due(now).then_some(*member));
+        for member in due.collect::<Vec<_>>() {
+            self.guest_reset(member);
+        }
+    }
+
     fn guest_reset(&mut self, member: u32) {
+        let Some(vm) = self.vms.get(&member) else { return };
+        info!(vm = %vm.config.name, member, "the VM was reset: its programs are dead");
         self.guest_gone(member);
-        let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.clone()) else {
-            return;
-        };
+        let known = self.broker.books().members.get(&member).filter(|known| known.session.is_some());
+        let Some(qemu) = known.and_then(|known| known.qemu.clone()) else { return };
         // The session has ended, and there is no record for that alone.
         self.broker.note(Record::Left { member });
         self.broker.note(Record::joined(member, qemu.process, qemu.told));

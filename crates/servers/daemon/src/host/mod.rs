@@ -19,6 +19,7 @@
 //! | `pauses` | listening sockets that rest, because nothing can be accepted now |
 //! | `pulse`, `heartbeat`, `fence`, [`qmp`] | guests that hang, and what the daemon does about them |
 //! | `finder` | processes that connect to the control sockets of QEMUs |
+//! | `resets` | the resets of a guest, however often they come |
 //! | `declare`, `admin`, `inspect`, `viewer`, `views` | declaring, removing and showing members and segments |
 //! | `own_folder` | the folder in which the files of segments lie |
 //! | `rereading`, `reload` | reading the configuration again while the daemon serves, and what that changes |
@@ -58,6 +59,7 @@ pub mod qmp;
 mod random;
 mod reload;
 mod rereading;
+mod resets;
 mod ringing;
 pub mod segments;
 pub mod server;

@@ -190,14 +190,18 @@ impl Monitor {
             Err(Errno::AGAIN) => 0,
             Err(errno) => return Err(errno.into()),
         };
-        let mut said = Vec::new();
+        let (mut said, mut was_reset) = (Vec::new(), false);
         for part in bytes[..n].split_inclusive(|&byte| byte == b'\n') {
             self.line.extend_from_slice(part);
             if self.line.len() > LONGEST {
                 return Err(io::Error::other("it sends a line without end"));
             }
             if part.ends_with(b"\n") {
-                said.extend(self.parse()?);
+                let new = self.parse()?;
+                // One says as much as many: nothing else happens between them.
+                let is_reset = new == Some(Said::Reset);
+                said.extend(new.filter(|_| !(is_reset && was_reset)));
+                was_reset |= is_reset;
                 self.line.clear();
             }
         }
@@ -333,6 +337,16 @@ mod tests {
         let (near, _far) = UnixStream::pair().unwrap();
         let error = open(&path, Qemu { connection: Some(near.as_fd()), ..INVISIBLE_QEMU }).unwrap_err();
         assert!(error.ends_with("the VM's QEMU is process 0"), "{error}");
+    }
+
+    #[test]
+    fn resets_that_arrive_together_are_one() {
+        let (mut monitor, mut qemu, _dir) = pair();
+        let (reset, resume) = (r#"{"event": "RESET"}"#, r#"{"event": "RESUME"}"#);
+        qemu.write_all(format!("{reset}\n{resume}\n{reset}\n{reset}\n").as_bytes()).unwrap();
+        assert_eq!(monitor.hear().unwrap(), [Said::Reset, Said::Resumed]);
+        qemu.write_all(format!("{reset}\n").as_bytes()).unwrap();
+        assert_eq!(monitor.hear().unwrap(), [Said::Reset]);
     }
 
     #[test]

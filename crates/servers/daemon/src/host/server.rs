@@ -238,6 +238,7 @@ impl Server {
             }
             self.beat();
             self.find_monitors();
+            self.handle_resets();
             self.give_up_stopping();
             self.end_look();
             logging::tell_left_out();
@@ -308,6 +309,7 @@ impl Server {
             look,
             self.until_beat(),
             self.until_given_up(),
+            self.until_reset(),
             self.finders.until_next(),
             retry,
             self.pauses.until_next(),

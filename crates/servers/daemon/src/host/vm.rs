@@ -4,6 +4,7 @@ use super::config;
 use super::ivshmem::{self, Connection};
 use super::pulse::Pulse;
 use super::qmp::Monitor;
+use super::resets::Resets;
 use crate::closer::Connected;
 use crate::control_link::HostLink;
 use ginnel_broker::broker::ClientId;
@@ -40,6 +41,7 @@ pub struct Vm {
     /// The control socket of the VM's QEMU.
     pub(super) monitor: Option<Monitor>,
     pub(super) fence: Fence,
+    pub(super) resets: Resets,
     pub(super) memory: Mapping,
     pub(super) link: HostLink,
     /// Messages that the link does not take now.
@@ -74,6 +76,7 @@ impl Vm {
             watched: None,
             monitor: None,
             fence: Fence::default(),
+            resets: Resets::default(),
             memory,
             link,
             queue: VecDeque::new(),

@@ -157,6 +157,7 @@ impl Server {
             self.poller.remove(&connection);
         }
         vm.fence = Fence::default();
+        vm.resets.forget();
         vm.telling = None;
         if let Some(process) = vm.watched.take() {
             self.unwatch_qemu(member, &process);
