@@ -51,6 +51,7 @@ fn mistakes_in_the_file_are_reported_with_their_place_and_a_fix() {
         ("", s("size = -1"), &["ginneld.toml:8", "never negative"]),
         ("", s("size = \"900T\""), &["too large", "at most 64T"]),
         ("", s("size = \"4M\"\ncolour = 1"), &["ginneld.toml:9", "colour", "expected one of", "allow_users"]),
+        ("", "[vm.a]\nqmp = \"a.qmp\"\n".into(), &["vm.a.qmp", "not a full path", "/libvirt/qemu/VM.qmp"]),
         ("colour = 1\n", String::new(), &["ginneld.toml:5", "colour", "runtime_dir"]),
         ("", "[limits]\nbacklog = 0\n".into(), &["limits.backlog", "choose 1 to"]),
         ("", "[limits]\nmax_ring = \"5M\"\n".into(), &["limits.max_ring", "power of two"]),
@@ -333,6 +334,9 @@ fn the_example_is_valid_and_states_the_defaults() {
     let path = std::path::Path::new("ginneld.toml");
     let example = Config::parse(text, path).unwrap();
     assert_eq!((example.vms.len(), example.segments.len()), (2, 3));
+    // QEMU makes this socket, and only root may make one in the daemon's folder.
+    let runtime_dir = example.runtime_dir.to_str().unwrap();
+    assert!(text.contains("qmp = \"/") && !text.contains(&format!("qmp = \"{runtime_dir}")), "{runtime_dir}");
     // The commented-out lines state the defaults, so uncommenting them changes nothing. Excepted are lines that name accounts,
     // which may not exist here, and lines of settings that have no default.
     let words = |line: &str| {

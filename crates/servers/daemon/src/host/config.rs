@@ -363,7 +363,8 @@ impl Config {
             let place = format!("{place}.qmp");
             if !qmp.is_absolute() {
                 let what = format!("{:?} is not a full path", qmp.display().to_string());
-                return Err(Problem::new(place, what, "write one, like qmp = \"/run/ginnel/VM.qmp\""));
+                let fix = "write one in a folder where QEMU's user may make it, like qmp = \"/var/lib/libvirt/qemu/VM.qmp\"";
+                return Err(Problem::new(place, what, fix));
             }
             check_socket_path(qmp, &place, SHORTER)?;
         }
