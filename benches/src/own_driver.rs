@@ -60,7 +60,7 @@ fn boot(bed: &TestBed) -> Result<Vm> {
         .program(artifact("ginnel-volume")?)
         .program(artifact("ginnel-volume-bench")?)
         .program(artifact("ginnel")?)
-        .qemu_args("-blockdev driver=null-co,node-name=disk,size=256M,read-zeroes=on -device nvme,serial=disk,drive=disk,addr=10")
+        .qemu_args("-blockdev driver=null-co,node-name=disk,size=268435456,read-zeroes=on -device nvme,serial=disk,drive=disk,addr=10")
         .boot()?;
     Ok(vm)
 }

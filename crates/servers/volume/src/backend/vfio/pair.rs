@@ -24,6 +24,10 @@ const COMMANDS: u16 = 128;
 pub struct Pair {
     submissions: DriverSubmissions<Mapping>,
     completions: DriverCompletions<Mapping>,
+    /// How many completions were taken that the device does not know of.
+    taken: u16,
+    /// It learns of so many at once.
+    batch: u16,
     pages: Pages,
     /// Where each part of the memory begins: the completions, a page of zeros, and for each command a page with a list and the memory for
     /// copies.
@@ -77,7 +81,9 @@ impl Pair {
         let submissions = DriverSubmissions::new(id, entries, layout.commands, ring, submit)?;
         let ring = area(layout.completions, layout.zeros - layout.completions);
         let completions = DriverCompletions::new(id, entries, ring, complete)?;
-        Ok(Self { submissions, completions, pages, layout })
+        // As long as that many and all commands fit, the device always has room for completions. Each write to a doorbell crosses the bus.
+        let batch = ((entries - layout.commands) / 2).max(1);
+        Ok(Self { submissions, completions, taken: 0, batch, pages, layout })
     }
 
     /// Returns the device's addresses of both queues.
@@ -179,15 +185,20 @@ impl Pair {
     pub fn reap(&mut self) -> Result<Option<Completion>, Corrupt> {
         let Some(completion) = self.completions.reap() else { return Ok(None) };
         self.submissions.completed(&completion)?;
+        self.taken += 1;
         Ok(Some(completion))
     }
 
-    /// Shows the device what was submitted, and what was taken.
+    /// Shows the device what was submitted, and from time to time what was taken.
     #[inline]
     pub fn ring(&mut self) {
         // The doorbells are mapped, so there is nothing left to write.
+        if self.taken >= self.batch {
+            self.taken = 0;
+            // Before the device may execute more.
+            let _ = self.completions.ring();
+        }
         let _ = self.submissions.ring();
-        let _ = self.completions.ring();
     }
 
     /// Executes a command without others, and waits until it is complete, at most so long.

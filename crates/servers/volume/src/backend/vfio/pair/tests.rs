@@ -234,7 +234,7 @@ proptest! {
     #[test]
     fn operations_do_what_they_should(steps in prop::collection::vec(operations(), 1..20), large: bool, has_zeroes: bool) {
         let block = if large { 4096 } else { 512 };
-        let mut bed = Bed::new(block, if has_zeroes { 32 << 10 } else { 0 }, 8);
+        let mut bed = Bed::new(block, if has_zeroes { 32 << 10 } else { 0 }, if large { 256 } else { 8 });
         let mut flight = Flight::idle(Prps::new());
         for (n, (kind, first, blocks, region, start, cuts, pages)) in steps.into_iter().enumerate() {
             let block = block as usize;
