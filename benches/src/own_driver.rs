@@ -1,5 +1,5 @@
-//! A volume that drives an NVMe device itself, beside one that uses the kernel's driver by io_uring, on the same emulated disk. Both run in a
-//! guest with an IOMMU, one after the other, with the same client.
+//! A volume that drives an NVMe device itself, beside one that uses the kernel's driver by io_uring, on the same emulated disk. Both run
+//! in a guest with an IOMMU, one after the other, with the same client.
 
 use crate::report::{Better, Report};
 use anyhow::{Context, Result};
