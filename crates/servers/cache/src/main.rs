@@ -1,6 +1,6 @@
 //! `ginnel-cache`: see ginnel-cache(8).
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use ginnel::{AttachOptions, Endpoint};
 use ginnel_cache::block::{self, Sizes};
@@ -9,12 +9,14 @@ use ginnel_cache::flags::Flags;
 use ginnel_cache::numbers::Settings;
 use ginnel_cache::server::{Door, Server, listen, listen_for_channels};
 use ginnel_config::LogFormat;
+use ginnel_listener::{Access, Failed};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::fmt::Write;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
@@ -26,6 +28,8 @@ use tracing_subscriber::EnvFilter;
 
 /// How long the daemon may take to notice that an earlier server has died.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How many clients may wait to be accepted.
+const BACKLOG: i32 = 128;
 /// Descriptors that the server needs in addition to those of clients.
 const OTHER_FILES: u64 = 64;
 
@@ -142,39 +146,18 @@ fn is_served(path: &Path) -> bool {
     matches!(connected, Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE | Errno::ACCESS))
 }
 
-/// Binds a Unix socket, and replaces one that a dead process has left. No client can connect before the socket has
+/// Listens at a path, and replaces a socket that a dead process has left. No client can connect before the socket has
 /// its mode.
 fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
+    let place = path.display();
     if is_served(path) {
-        bail!(
-            "{}: another process listens there already; stop it first, or choose another --unix path",
-            path.display()
-        );
+        bail!("{place}: another process listens there already; stop it first, or choose another --unix path");
     }
-    match std::fs::symlink_metadata(path) {
-        Ok(file) if !file.file_type().is_socket() => {
-            bail!(
-                "{}: the existing file is not a socket; remove it, or choose another --unix path",
-                path.display()
-            );
-        }
-        Ok(_) => std::fs::remove_file(path)
-            .with_context(|| format!("{}: an old socket cannot be removed", path.display()))?,
-        Err(_) => {}
-    }
-    let failed = || {
-        format!(
-            "{}: cannot bind the socket; choose a path at which this process can create files",
-            path.display()
-        )
-    };
-    // The process is still single-threaded, so the mask affects no other thread.
-    let before = rustix::process::umask(rustix::fs::Mode::RWXU.complement());
-    let bound = UnixListener::bind(path);
-    rustix::process::umask(before);
-    let listener = bound.with_context(failed)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).with_context(failed)?;
-    Ok(listener)
+    let failed = |failed: Failed| anyhow!("{place}: {failed}; {}", failed.fix());
+    let access = Access { mode: Mode::from_raw_mode(mode), user: None, group: None };
+    let socket = ginnel_listener::bind(path, SocketType::STREAM, access).map_err(failed)?;
+    rustix::net::listen(&socket, BACKLOG).map_err(|errno| failed(Failed::Bind(errno)))?;
+    Ok(socket.into())
 }
 
 /// Raises the limit of descriptors, because each client over a socket needs one.

@@ -15,15 +15,14 @@ use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
 use ginnel_layout::nvme_attach::{
     Control, Done, Hello, Kind, MAX_LEN, MAX_QUEUES, Map, Reason, Refused, Unmap, VERSION, Vector, Welcome,
 };
-use rustix::fs::{Gid, Mode, Uid, chown};
+use ginnel_listener::{Access, Failed};
+use rustix::fs::{Gid, Mode, Uid};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, socket_with,
 };
-use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -31,9 +30,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Listens at the holder's path (`SOCKET.engine`), replacing a socket that a dead holder has left. Only this process's user, or `owner`,
 /// and root can connect. The socket does not block. Blocks for as long as a holder that is there does not accept.
 pub fn listen(path: &Path, owner: Option<(Uid, Gid)>) -> Result<OwnedFd, Problem> {
-    let problem =
-        |what: String| Problem::new(path.display(), what, "choose a socket in a folder that can be written");
-    let failed = |what: &str, errno: Errno| problem(format!("{what}: {errno}"));
     if EngineEnd::connect(path).is_ok() {
         let what = "another holder listens there already";
         return Err(Problem::new(
@@ -42,29 +38,13 @@ pub fn listen(path: &Path, owner: Option<(Uid, Gid)>) -> Result<OwnedFd, Problem
             "stop it first; the VM that uses it loses its device",
         ));
     }
-    match path.symlink_metadata() {
-        Ok(file) if !file.file_type().is_socket() => {
-            return Err(problem("it exists, and is not a socket".to_owned()));
-        }
-        Ok(_) => std::fs::remove_file(path)
-            .map_err(|e| problem(format!("an old socket cannot be removed: {e}")))?,
-        Err(_) => {}
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(|errno| failed("no socket", errno))?;
-    let address = SocketAddrUnix::new(path).map_err(|errno| failed("its path", errno))?;
-    // The process still has one thread, so changing its umask is safe.
-    let before = rustix::process::umask(Mode::RWXU.complement());
-    let bound = bind(&socket, &address);
-    rustix::process::umask(before);
-    bound.map_err(|errno| failed("it cannot be bound", errno))?;
-    if let Some((user, group)) = owner {
-        chown(path, Some(user), Some(group)).map_err(|errno| failed("its owner cannot be set", errno))?;
-    }
-    std::fs::set_permissions(path, Permissions::from_mode(0o600))
-        .map_err(|error| problem(format!("its permissions cannot be set: {error}")))?;
-    rustix::net::listen(&socket, BACKLOG).map_err(|errno| failed("it cannot listen", errno))?;
+    let problem = |failed: Failed| Problem::new(path.display(), failed, failed.fix());
+    let (user, group) = owner.unzip();
+    let access = Access { mode: Mode::RUSR | Mode::WUSR, user, group };
+    let socket = ginnel_listener::bind(path, SocketType::SEQPACKET, access).map_err(problem)?;
+    rustix::io::ioctl_fionbio(&socket, true)
+        .and_then(|()| rustix::net::listen(&socket, BACKLOG))
+        .map_err(|errno| problem(Failed::Bind(errno)))?;
     Ok(socket)
 }
 

@@ -1,25 +1,26 @@
 //! The sockets of a volume. They are bound before the sandbox is entered, with their owner and permissions. Also the
 //! notifications for systemd.
 
-use ginnel_config::{Mode, Problem};
+use ginnel_config::Problem;
+use ginnel_listener::{self as listener, Failed};
 use ginnel_volume_control::config::Permissions;
 use rustix::fs::{Gid, Uid};
+use rustix::net::{SocketType, listen};
 use std::ffi::OsStr;
 use std::fs::DirBuilder;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 
+/// How many clients may wait to be accepted.
+const BACKLOG: i32 = 128;
+
 /// Who may connect to a socket: [`Permissions`] with resolved accounts.
 #[derive(Clone, Copy, Debug)]
-pub struct Access {
-    mode: Mode,
-    user: Option<Uid>,
-    group: Option<Gid>,
-}
+pub struct Access(listener::Access);
 
 impl Access {
     /// Looks up the accounts. `keys` is the beginning of their keys in a configuration: `socket` or `control`.
@@ -27,43 +28,23 @@ impl Access {
         let Permissions { mode, user, group } = permissions;
         let user = user.as_ref().map(|user| user.user(format_args!("{keys}-user"))).transpose()?;
         let group = group.as_ref().map(|group| group.group(format_args!("{keys}-group"))).transpose()?;
-        Ok(Self { mode: *mode, user: user.map(Uid::from_raw), group: group.map(Gid::from_raw) })
+        let mode = rustix::fs::Mode::from_raw_mode(mode.0);
+        Ok(Self(listener::Access { mode, user: user.map(Uid::from_raw), group: group.map(Gid::from_raw) }))
     }
 }
 
-/// Binds a stream socket, replacing one that a dead process has left. Nobody else can connect before the socket has its
+/// Listens at a path, replacing a socket that a dead process has left. Nobody else can connect before the socket has its
 /// owner and mode. Creates the folder if it does not exist.
 pub fn bind(path: &Path, access: Access) -> Result<UnixListener, Problem> {
-    let problem = |what: String, fix: &str| Problem::new(path.display(), what, fix);
-    let failed = |what: &str, error: io::Error| {
-        problem(format!("{what}: {error}"), "choose a path that can be written")
-    };
     make_folder(path)?;
     if is_served(path) {
-        let what = "another process listens there already".into();
-        return Err(problem(what, "stop that volume first, or choose another name or socket"));
+        let fix = "stop that volume first, or choose another name or socket";
+        return Err(Problem::new(path.display(), "another process listens there already", fix));
     }
-    match std::fs::symlink_metadata(path) {
-        Ok(file) if !std::os::unix::fs::FileTypeExt::is_socket(&file.file_type()) => {
-            return Err(problem(
-                "the path exists and is not a socket".into(),
-                "remove it, or choose another path",
-            ));
-        }
-        Ok(_) => std::fs::remove_file(path).map_err(|e| failed("an old socket cannot be removed", e))?,
-        Err(_) => {}
-    }
-    // The process still has one thread, so changing its umask is safe.
-    let before = rustix::process::umask(rustix::fs::Mode::RWXU.complement());
-    let bound = UnixListener::bind(path);
-    rustix::process::umask(before);
-    let listener = bound.map_err(|e| failed("it cannot be bound", e))?;
-    rustix::fs::chown(path, access.user, access.group).map_err(|error| {
-        problem(format!("its owner cannot be set: {error}"), "start as root, or as a member of that group")
-    })?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(access.mode.0))
-        .map_err(|e| failed("its permissions cannot be set", e))?;
-    Ok(listener)
+    let problem = |failed: Failed| Problem::new(path.display(), failed, failed.fix());
+    let socket = listener::bind(path, SocketType::STREAM, access.0).map_err(problem)?;
+    listen(&socket, BACKLOG).map_err(|errno| problem(Failed::Bind(errno)))?;
+    Ok(socket.into())
 }
 
 /// Creates the folder of a socket, if it does not exist. Others need not list it: whoever can, can hold its lock, for which the next
@@ -139,9 +120,12 @@ fn connect(path: &OsStr) -> io::Result<UnixDatagram> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ginnel_config::Mode;
+    use std::os::unix::fs::PermissionsExt;
 
     fn access(mode: u32) -> Access {
-        Access { mode: Mode(mode), user: None, group: None }
+        let mode = rustix::fs::Mode::from_raw_mode(mode);
+        Access(listener::Access { mode, user: None, group: None })
     }
 
     #[test]
@@ -180,7 +164,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("v.sock");
         std::fs::write(&path, "precious").unwrap();
-        assert!(bind(&path, access(0o600)).unwrap_err().to_string().contains("is not a socket"));
+        assert!(bind(&path, access(0o600)).unwrap_err().to_string().contains("not a socket"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
     }
 

@@ -4,6 +4,7 @@ use super::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::socketpair;
+use std::os::unix::fs::PermissionsExt;
 
 fn pair() -> (EngineEnd, HolderEnd) {
     let (engine, holder) =
