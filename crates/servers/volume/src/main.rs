@@ -58,10 +58,10 @@ fn main() -> ExitCode {
 
 /// Runs the holder of an NVMe volume.
 fn hold(config: &Config, lifetime: Lifetime, clients: Access, identity: Option<Identity>) -> Result<()> {
-    // Two holders that start at the same time must not take each other's sockets away.
+    // Two holders that start at the same time must not take each other's sockets away. The lock ends with the process.
     let mut place = config.socket.clone().into_os_string();
     place.push(".holder");
-    let turn = Turn::take(place.as_ref(), Duration::ZERO, |_| false).context(
+    let _turn = Turn::take(place.as_ref(), Duration::ZERO, |_| false).context(
         "no second holder of this volume can start, and to stop the first one takes the disk from its VM",
     )?;
     let shape =
@@ -69,22 +69,17 @@ fn hold(config: &Config, lifetime: Lifetime, clients: Access, identity: Option<I
     let mut holder = Holder::new(shape).context("no controller")?;
     let clients = sockets::bind(&config.socket, clients)?;
     clients.set_nonblocking(true)?;
-    let attach_socket = config.attach_socket();
-    let engines = attach::listen(&attach_socket, identity.map(Identity::ids))?;
+    let engines = attach::listen(&config.attach_socket(), identity.map(Identity::ids))?;
     let notify = Notify::from_environment();
     let stop = stop_signals()?;
 
     sandbox::leave_root(identity, config.sandbox)?;
-    let folders: Vec<_> = config.socket.parent().into_iter().collect();
-    let held = sandbox::enter(config.sandbox, Role::Holder, &config.name, &folders)?;
+    let held = sandbox::enter(config.sandbox, Role::Holder, &config.name)?;
     info!(volume = config.name, socket = %config.socket.display(), sandbox = held.word(), "holding");
     notify.ready();
     let sockets = Sockets { clients: &clients, engines: engines.as_fd(), stop: stop.as_fd() };
     let result = holder.run(sockets, lifetime);
     notify.stopping();
-    sockets::unbind(&config.socket);
-    sockets::unbind(&attach_socket);
-    turn.end();
     Ok(result?)
 }
 
@@ -133,12 +128,9 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
     // An NVMe volume has a holder, which listens at the socket in its place.
     let is_attached = config.device == Device::Nvme;
-    let is_left = if is_attached {
-        Turn::is_left(&config.socket) && !sockets::is_served(&config.control)
-    } else {
-        sockets::is_left(&config.socket)
-    };
-    let patience = if is_left { LOCK_TIMEOUT_AFTER_KILL } else { LOCK_TIMEOUT };
+    let served = if is_attached { &config.control } else { &config.socket };
+    let was_killed = Turn::is_taken(&config.socket) && !sockets::is_served(served);
+    let patience = if was_killed { LOCK_TIMEOUT_AFTER_KILL } else { LOCK_TIMEOUT };
     let ownership = Ownership::new(disks, patience)?;
     let served = |socket: &Path| !is_attached && sockets::is_served(socket);
     let turn = Turn::take(&config.socket, LOCK_TIMEOUT_AFTER_KILL, served)?;
@@ -158,15 +150,13 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     }
 
     sandbox::leave_root(identity, config.sandbox)?;
-    let folders: Vec<_> = [&config.socket, &config.control].into_iter().filter_map(|p| p.parent()).collect();
     let backends: Vec<_> = opened.iter().map(|(backend, _)| backend.clone()).collect();
     let held = Some(turn.file().as_fd());
     let stores =
         (0..config.threads).map(|worker| Stores::new(&backends, worker, held)).collect::<Result<_, _>>()?;
-    let held = sandbox::enter(config.sandbox, Role::Volume, &config.name, &folders)?;
+    let held = sandbox::enter(config.sandbox, Role::Volume, &config.name)?;
 
-    let (socket, operators_socket) = (config.socket.clone(), config.control.clone());
-    let name = config.name.clone();
+    let (name, socket) = (config.name.clone(), config.socket.clone());
     let server = Server::new(config, opened, stores, ownership)?;
     server.set_sandbox(held.word());
     control::serve(operators, server.handler()).context("no control thread")?;
@@ -174,20 +164,10 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     notify.ready();
     let signals = Signals { stop: stop.as_fd(), hangup: &hangup };
     let result = match front {
-        Front::Listener(front_ends) => {
-            let result = server.run(&front_ends, signals);
-            notify.stopping();
-            sockets::unbind(&socket);
-            result
-        }
-        // The socket is the holder's.
-        Front::Holder(attachment) => {
-            let result = server.run_attached(attachment, signals);
-            notify.stopping();
-            result
-        }
+        Front::Listener(front_ends) => server.run(&front_ends, signals),
+        Front::Holder(attachment) => server.run_attached(attachment, signals),
     };
-    sockets::unbind(&operators_socket);
+    notify.stopping();
     // After an error, requests may still be under way, so the turn is not given up.
     if result.is_ok() {
         turn.end();

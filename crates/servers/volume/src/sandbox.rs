@@ -4,9 +4,10 @@
 //! It is entered in this order, while there is only one thread: [`leave_root`], then [`enter`], which uses Landlock and
 //! then seccomp. Threads that start later are restricted as well.
 //!
-//! - **Landlock**: no path can be opened any more. Names may be removed from the folders of the sockets; nothing else
-//!   is allowed. Where the kernel supports it, there is no TCP, no abstract socket, and no signal to other processes.
-//!   Landlock does not cover sockets with a path, UDP, or the attributes of files: seccomp blocks those.
+//! - **Landlock**: no path can be opened any more, and no name can be made or removed, not even those of the volume's own
+//!   sockets: other volumes have theirs in the same folder. So they stay, and the next process replaces them. Where the
+//!   kernel supports it, there is no TCP, no abstract socket, and no signal to other processes. Landlock does not cover
+//!   sockets with a path, UDP, or the attributes of files: seccomp blocks those.
 //! - **seccomp**: the system calls of a running volume are allowed, see `calls.rs`. Any other ends the process, after
 //!   one line on standard error that names the call (without the line if the call came from a thread that blocks all
 //!   signals).
@@ -20,11 +21,9 @@ mod trap;
 use ginnel_config::{Account, Problem};
 use ginnel_volume_control::config::SandboxMode;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus, Scope,
 };
 use rustix::fs::{Gid, Uid};
-use std::path::Path;
 
 /// The restrictions of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,9 +55,9 @@ pub enum Role {
     Holder,
 }
 
-/// Enters the sandbox. `name` is the volume's, and `folders` contain its sockets. If the kernel lacks something, that
-/// is an error if the sandbox is required, and a log message otherwise. Must be called before other threads start.
-pub fn enter(mode: SandboxMode, role: Role, name: &str, folders: &[&Path]) -> Result<Restrictions, Problem> {
+/// Enters the sandbox. `name` is the volume's. If the kernel lacks something, that is an error if the sandbox is required, and a
+/// log message otherwise. Must be called before other threads start.
+pub fn enter(mode: SandboxMode, role: Role, name: &str) -> Result<Restrictions, Problem> {
     if mode == SandboxMode::Off {
         return Ok(Restrictions::default());
     }
@@ -71,7 +70,7 @@ pub fn enter(mode: SandboxMode, role: Role, name: &str, folders: &[&Path]) -> Re
         tracing::warn!("{problem}; continuing without it");
         Ok(false)
     };
-    let landlock = match landlock(folders) {
+    let landlock = match landlock() {
         Ok(true) => true,
         Ok(false) => missing("Landlock", "the kernel does not support it, or has it disabled".into())?,
         Err(error) => missing("Landlock", error.to_string())?,
@@ -84,20 +83,14 @@ pub fn enter(mode: SandboxMode, role: Role, name: &str, folders: &[&Path]) -> Re
 }
 
 /// Enters Landlock. Returns whether the kernel supports it.
-fn landlock(folders: &[&Path]) -> Result<bool, landlock::RulesetError> {
+fn landlock() -> Result<bool, landlock::RulesetError> {
     let abi = ABI::V6;
-    let mut rules = Ruleset::default()
+    let rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(abi))?
         .handle_access(AccessNet::from_all(abi))?
         .scope(Scope::from_all(abi))?
         .create()?;
-    for folder in folders {
-        // A folder that does not exist has no name to remove.
-        if let Ok(folder) = PathFd::new(folder) {
-            rules = rules.add_rule(PathBeneath::new(folder, AccessFs::RemoveFile))?;
-        }
-    }
     Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
 }
 

@@ -5,11 +5,12 @@
 //! them meanwhile, and then wrote newer data, the old writes could reach the disk last. The lock of an image keeps the
 //! successor out, but not with `lock = false`, and not if two device nodes are the same disk. So each process also
 //! locks a file beside its socket, and its io_urings hold that open file: the kernel closes it when the last request
-//! has ended.
+//! has ended. The file stays.
 
 use crate::sockets;
 use ginnel_config::Problem;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -53,10 +54,10 @@ impl Turn {
                 opened => opened.map_err(failed)?,
             };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // A process that ends removes the file, so the locked file may be one that was just removed.
+                // An operator may remove the file, and earlier versions do so at their end. So it may be one that was just removed.
                 Ok(()) if is_there(&file, &path) => return Ok(Self { file, path }),
                 Ok(()) => continue,
-                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(error) => return Err(failed(error.into())),
             }
             if begin.elapsed() >= patience || is_served(socket) {
@@ -75,9 +76,10 @@ impl Turn {
         }
     }
 
-    /// Returns whether a process of the volume at this socket is there, or has ended without giving its turn up.
-    pub fn is_left(socket: &Path) -> bool {
-        path(socket).symlink_metadata().is_ok()
+    /// Returns whether a process of the volume at this socket is there, or the kernel has not finished its requests.
+    pub fn is_taken(socket: &Path) -> bool {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path(socket));
+        file.is_ok_and(|file| flock(file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
     }
 
     /// Returns the open file. Whatever the successor must wait for holds a copy of it.
@@ -96,9 +98,9 @@ impl Turn {
         Ok(is_there(&self.file, &self.path).then_some(file))
     }
 
-    /// Removes the file. All requests must be complete.
+    /// Gives the turn up at once. All requests must be complete: the kernel may close its copies of the file later.
     pub fn end(self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
+        if let Err(error) = flock(&self.file, FlockOperation::Unlock) {
             tracing::debug!("{}: {error}", self.path.display());
         }
     }
@@ -127,23 +129,29 @@ mod tests {
     fn one_after_the_other() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("sub/v.sock");
-        assert!(!Turn::is_left(&socket));
+        assert!(!Turn::is_taken(&socket));
         let first = Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap();
-        assert!(Turn::is_left(&socket));
+        assert!(Turn::is_taken(&socket));
         let error = Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap_err().to_string();
         assert!(error.contains("has not ended"), "{error}");
         // A copy that the kernel holds for a process that has ended.
         let copy = first.file().try_clone().unwrap();
         drop(first);
+        assert!(Turn::is_taken(&socket));
         Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap_err();
         drop(copy);
         // A process that another test is starting at this moment has a copy of the descriptor until its program runs.
         let next = Turn::take(&socket, Duration::from_secs(30), sockets::is_served).unwrap();
         let witness = next.witness().unwrap().unwrap();
-        assert!(flock(&witness, FlockOperation::NonBlockingLockExclusive).is_err());
+        assert_eq!(flock(&witness, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK));
+        // The kernel may still have its copy.
+        let copy = next.file().try_clone().unwrap();
         next.end();
-        flock(&witness, FlockOperation::NonBlockingLockExclusive).unwrap();
-        assert!(!socket.with_file_name("v.sock.lock").exists());
+        let next = Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap();
+        drop(copy);
+        // As an operator does, or an earlier version at its end.
+        std::fs::remove_file(socket.with_file_name("v.sock.lock")).unwrap();
+        assert!(!Turn::is_taken(&socket) && next.witness().is_err());
         Turn::take(&socket, Duration::ZERO, sockets::is_served).unwrap();
     }
 

@@ -57,7 +57,7 @@ fn an_nvme_volume_stays_where_it_is() -> Result<()> {
     vm.shutdown()?;
     engine.kill(15)?;
     engine.wait(PROMPT)?;
-    // The holder ends by itself some seconds later, and removes its socket. A connection would keep it alive.
-    let socket = bed.dir().join("fast.sock");
-    wait_until("the holder has ended", PROMPT, || Ok(!socket.exists()))
+    // The holder ends by itself some seconds later, and its lock with it. A connection would keep it alive.
+    let lock = format!("flock -n {}/fast.sock.holder.lock true", bed.dir().display());
+    wait_until("the holder has ended", PROMPT, || Ok(bed.host(&lock)?.exit == Exit::Code(0)))
 }

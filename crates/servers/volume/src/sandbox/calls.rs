@@ -36,6 +36,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getsockname, libc::SYS_getpeername,
     // Descriptors: kicks, calls, in-flight memory.
     libc::SYS_close, libc::SYS_eventfd2, libc::SYS_memfd_create, libc::SYS_epoll_create1, libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_ppoll,
+    // The end of the turn.
+    libc::SYS_flock,
     // Memory.
     libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise, libc::SYS_mlock, libc::SYS_munlock, libc::SYS_brk,
     libc::SYS_membarrier, libc::SYS_getrandom,
@@ -45,9 +47,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_clock_nanosleep, libc::SYS_nanosleep, libc::SYS_restart_syscall, libc::SYS_uname,
     // Signals, which can only go to this process: Landlock or the rule for tgkill in `allowed` ensure that.
     libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn, libc::SYS_sigaltstack,
-    // Removal of the sockets' names at the end. Landlock restricts it to their folders.
-    libc::SYS_unlinkat,
-    #[cfg(target_arch = "x86_64")] libc::SYS_unlink,
     #[cfg(target_arch = "x86_64")] libc::SYS_epoll_wait,
     #[cfg(target_arch = "x86_64")] libc::SYS_poll,
 ];
@@ -65,8 +64,6 @@ const ALLOWED_TO_HOLDER: &[i64] = &[
     libc::SYS_futex, libc::SYS_sched_yield, libc::SYS_gettid, libc::SYS_getpid, libc::SYS_exit, libc::SYS_exit_group,
     libc::SYS_clock_gettime, libc::SYS_restart_syscall,
     libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn, libc::SYS_sigaltstack,
-    libc::SYS_unlinkat,
-    #[cfg(target_arch = "x86_64")] libc::SYS_unlink,
     #[cfg(target_arch = "x86_64")] libc::SYS_poll,
 ];
 

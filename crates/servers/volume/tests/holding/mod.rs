@@ -27,22 +27,17 @@ pub struct Holder {
 impl Holder {
     pub fn start(flags: &str) -> Self {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let mut process = command(&dir.path().join("v.sock"), flags).stderr(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let log: Arc<Mutex<String>> = Arc::default();
-        let copy = log.clone();
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                *copy.lock().unwrap() += &(line + "\n");
-            }
-        });
+        let process = run(&dir.path().join("v.sock"), flags, log.clone());
         let holder = Self { dir, process, log };
         holder.wait_for_line("holding", 1);
         holder
     }
 
-    pub fn folder(&self) -> &Path {
-        self.dir.path()
+    /// Starts another holder in place of this one, which has ended.
+    pub fn restart(&mut self, flags: &str) {
+        self.process = run(&self.socket(), flags, self.log.clone());
+        self.wait_for_line("holding", 2);
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -137,6 +132,18 @@ impl Drop for Holder {
             eprintln!("--- the holder said:\n{}", self.log());
         }
     }
+}
+
+/// Starts a holder that adds to this log.
+fn run(socket: &Path, flags: &str, log: Arc<Mutex<String>>) -> Child {
+    let mut process = command(socket, flags).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(process.stderr.take().unwrap()).lines();
+    std::thread::spawn(move || {
+        for line in lines.map_while(Result::ok) {
+            *log.lock().unwrap() += &(line + "\n");
+        }
+    });
+    process
 }
 
 fn command(socket: &Path, flags: &str) -> Command {

@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A system call that the sandbox must answer by killing the process.
 struct Door {
