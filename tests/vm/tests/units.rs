@@ -183,6 +183,7 @@ fn the_units_run_under_systemd() -> Result<()> {
     host_daemon(&systemd)?;
     cache(&systemd)?;
     own_users(&systemd)?;
+    links(&systemd)?;
     devices(&systemd)?;
     own_file_system(&systemd)?;
     for unit in [
@@ -364,10 +365,10 @@ fn reload(systemd: &Systemd<'_>, good: &str) -> Result<()> {
 
 /// Checks that a cache and a volume run as users of their own from their first instruction, with the drop-ins of the documentation.
 fn own_users(systemd: &Systemd<'_>) -> Result<()> {
-    for kind in ["cache", "volume"] {
+    for (kind, name) in [("cache", "own"), ("volume", "own"), ("volume", "fast"), ("volume-holder", "fast")] {
         let source =
             Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../packaging/drop-ins/{kind}-user.conf"));
-        let drop_in = format!("systemd/system/ginnel-{kind}@own.service.d/user.conf");
+        let drop_in = format!("systemd/system/ginnel-{kind}@{name}.service.d/user.conf");
         systemd.write(&drop_in, &fs::read_to_string(source)?)?;
     }
     systemd.run("systemctl daemon-reload")?.ok()?;
@@ -384,9 +385,19 @@ fn own_users(systemd: &Systemd<'_>) -> Result<()> {
     systemd.write("ginnel/ginneld.toml", config)?;
     systemd.start_unit("ginneld")?;
     let unit = "ginnel-cache@own";
-    let arguments = "--segment u --memory 8M --max-item-size 64K --unix /run/ginnel/caches/own.sock";
+    let arguments = "--segment u --memory 8M --max-item-size 64K --unix /run/ginnel/caches/own/own.sock";
     systemd.write("ginnel/caches/own.env", &format!("ARGS={arguments}\n"))?;
-    is_ordinary(unit, "ginnel-cache", &systemd.start_unit(unit)?)?;
+    let pid = systemd.start_unit(unit)?;
+    is_ordinary(unit, "ginnel-cache", &pid)?;
+    let folders = systemd.run("stat -c '%U %a' /run/ginnel/caches /run/ginnel/caches/own")?.ok()?.stdout;
+    ensure!(folders == "root 711\nginnel-cache 711\n", "{folders}");
+    // It could not take the place of another cache.
+    systemd.run("install -d -m 711 -o ginnel-cache /run/ginnel/caches/other")?.ok()?;
+    let user = systemd.run("id -u ginnel-cache")?.ok()?.stdout;
+    for (place, can) in [("own/other.sock", true), ("main.sock", false), ("other/other.sock", false)] {
+        let made = format!("setpriv --reuid={} --clear-groups touch /run/ginnel/caches/{place}", user.trim());
+        ensure!((systemd.run_as(&pid, &made)?.exit == Exit::Code(0)) == can, "{place}: {}", !can);
+    }
     let cache = |what: &str| {
         Ok::<_, anyhow::Error>(systemd.run(&format!("/usr/local/bin/ginnel cache {what}"))?.ok()?.stdout)
     };
@@ -395,7 +406,7 @@ fn own_users(systemd: &Systemd<'_>) -> Result<()> {
     // The daemon's successor knows the user too.
     systemd.kill_unit("ginneld")?;
     ensure!(cache("get u/own greeting")?.trim() == "hello");
-    cache("--changes 'unix /run/ginnel/caches/own.sock' set u/own greeting again")?;
+    cache("--changes 'unix /run/ginnel/caches/own/own.sock' set u/own greeting again")?;
     systemd.stop_unit(unit)?;
     systemd.stop_unit("ginneld")?;
 
@@ -430,8 +441,38 @@ fn own_users(systemd: &Systemd<'_>) -> Result<()> {
     ensure!(stat.contains("landlock+seccomp"), "{stat}");
     systemd.kill_unit(unit)?;
     systemd.stop_unit(unit)?;
+
+    // Both halves of an nvme volume, which have left their names when they were started as root.
+    let (engine, holder) = ("ginnel-volume@fast", "ginnel-volume-holder@fast");
+    let config = "device = 'nvme'\nsandbox = 'require'\n[[disk]]\npath = '/var/lib/ginnel-volumes/own.img'\n";
+    systemd.write("ginnel/volumes/fast.toml", config)?;
+    let left = systemd.run("stat -c '%n %U' /run/ginnel/volumes/fast.sock.holder.lock")?.ok()?.stdout;
+    ensure!(left.trim().ends_with(" root"), "{left}");
+    for unit in [holder, engine] {
+        is_ordinary(unit, "ginnel-volume", &systemd.start_unit(unit)?)?;
+    }
+    systemd.stop_unit(holder)?;
     let owner = systemd.run("stat -c %U /var/lib/ginnel")?.ok()?.stdout;
     ensure!(owner.trim() == "root", "the daemon's folder belongs to {owner}");
+    Ok(())
+}
+
+/// Checks that no root of a unit follows a link in the place of a folder of sockets.
+fn links(systemd: &Systemd<'_>) -> Result<()> {
+    systemd.run("install -d -m 755 /tmp/theirs")?.ok()?;
+    for (kind, unit) in [("volumes", "ginnel-volume@own"), ("caches", "ginnel-cache@own")] {
+        let place = format!("/run/ginnel/{kind}");
+        systemd.run(&format!("mv {place} {place}-away"))?.ok()?;
+        systemd.run(&format!("ln -s /tmp/theirs {place}"))?.ok()?;
+        systemd.run(&format!("systemctl start --no-block {unit}"))?.ok()?;
+        let refused = format!("{place} is not a folder of its own");
+        wait_until("the unit refuses", PROMPT, || Ok(systemd.journal(unit)?.contains(&refused)))?;
+        systemd.run(&format!("systemctl stop {unit}"))?.ok()?;
+        systemd.run(&format!("rm {place}"))?.ok()?;
+        systemd.run(&format!("mv {place}-away {place}"))?.ok()?;
+    }
+    let theirs = systemd.run("find /tmp/theirs -printf '%p %u %g %m\\n'")?.ok()?.stdout;
+    ensure!(theirs == "/tmp/theirs root root 755\n", "{theirs}");
     Ok(())
 }
 
@@ -464,6 +505,10 @@ fn devices(systemd: &Systemd<'_>) -> Result<()> {
 /// Checks that no user can hold a lock of the folder of sockets: it is a file system of its own, in which nobody else may list a folder or
 /// write. A mount hides no sockets that are there.
 fn own_file_system(systemd: &Systemd<'_>) -> Result<()> {
+    // Volumes and caches have their sockets there, so no daemon takes the folder away when it stops.
+    for unit in ["ginneld", "ginneld-guest"] {
+        ensure!(systemd.show(unit, "RuntimeDirectoryPreserve")? == "yes", "{unit}");
+    }
     let place = "/run/ginnel";
     let root = format!("/proc/{}/root", systemd.pid);
     let open = systemd.run(&format!("find {place} -type d -perm /006"))?.ok()?.stdout;
