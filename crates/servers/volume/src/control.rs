@@ -9,7 +9,7 @@ use conversation::Conversation;
 use ginnel_volume_control::{Answer, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,14 +27,32 @@ pub trait Handler: Send + Sync {
     fn answer(&self, request: Request) -> Answer;
 }
 
-/// Serves operators on a new thread until the process ends. The listener is already bound, so that the process does not
-/// need the right to bind it.
-pub fn serve(listener: UnixListener, handler: Arc<dyn Handler>) -> io::Result<()> {
+/// The listening socket of operators who are served.
+#[derive(Debug)]
+pub struct Served(UnixListener);
+
+impl Served {
+    /// Ends all conversations. The next process finds that nobody listens.
+    pub fn end(self) {
+        if let Err(error) = shutdown(&self.0, Shutdown::Both) {
+            tracing::debug!("control socket: {error}");
+        }
+    }
+}
+
+/// Serves operators on a new thread, until the process or [`Served`] ends. The listener is already bound, so that the process
+/// does not need the right to bind it.
+pub fn serve(listener: UnixListener, handler: Arc<dyn Handler>) -> io::Result<Served> {
     listener.set_nonblocking(true)?;
+    let served = Served(listener.try_clone()?);
     thread::Builder::new().name("control".into()).spawn(move || {
         let mut conversations = Vec::new();
         loop {
-            let done = wait(&listener, &conversations).and_then(|()| accept(&listener, &mut conversations));
+            let done = match wait(&listener, &conversations) {
+                Ok(true) => accept(&listener, &mut conversations),
+                Ok(false) => return,
+                Err(errno) => Err(errno),
+            };
             conversations.retain_mut(|conversation| {
                 conversation.go_on(&*handler).unwrap_or_else(|error| {
                     // A client that disconnects or is too slow is not worth a warning.
@@ -49,18 +67,19 @@ pub fn serve(listener: UnixListener, handler: Arc<dyn Handler>) -> io::Result<()
             }
         }
     })?;
-    Ok(())
+    Ok(served)
 }
 
-/// Waits until there is something to do.
-fn wait(listener: &UnixListener, conversations: &[Conversation]) -> Result<(), Errno> {
+/// Waits until there is something to do. Returns false if that is to end.
+fn wait(listener: &UnixListener, conversations: &[Conversation]) -> Result<bool, Errno> {
     let now = Instant::now();
     let left = conversations.iter().map(|c| c.until().map_or(Duration::ZERO, |until| until - now)).min();
     let left = left.and_then(|left| Timespec::try_from(left).ok());
     let mut awaited = vec![PollFd::new(listener, PollFlags::IN)];
     awaited.extend(conversations.iter().map(Conversation::awaited));
     match poll(&mut awaited, left.as_ref()) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Ok(_) => Ok(!awaited[0].revents().contains(PollFlags::HUP)),
+        Err(Errno::INTR) => Ok(true),
         Err(errno) => Err(errno),
     }
 }
@@ -141,6 +160,19 @@ mod tests {
         let _silent: Vec<_> = (0..3 * MOST / 2).map(|_| UnixStream::connect(&path).unwrap()).collect();
         let asked = Request::Resize { disk: 0, size: Some(Bytes(512)) };
         assert_eq!(Client::connect("v", &path).unwrap().ask(&asked).unwrap(), Answer::Size(512));
+    }
+
+    #[test]
+    fn nobody_listens_after_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("v.ctl");
+        let served = serve(UnixListener::bind(&path).unwrap(), Arc::new(Volume)).unwrap();
+        let mut connected = UnixStream::connect(&path).unwrap();
+        served.end();
+        let refused = UnixStream::connect(&path).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        connected.set_read_timeout(Some(WATCHDOG)).unwrap();
+        assert_ne!(connected.read(&mut [0]).map_err(|error| error.kind()), Err(io::ErrorKind::WouldBlock));
     }
 
     #[test]

@@ -159,7 +159,7 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     let (name, socket) = (config.name.clone(), config.socket.clone());
     let server = Server::new(config, opened, stores, ownership)?;
     server.set_sandbox(held.word());
-    control::serve(operators, server.handler()).context("no control thread")?;
+    let operators = control::serve(operators, server.handler()).context("no control thread")?;
     info!(volume = name, socket = %socket.display(), sandbox = held.word(), "serving");
     notify.ready();
     let signals = Signals { stop: stop.as_fd(), hangup: &hangup };
@@ -168,6 +168,8 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
         Front::Holder(attachment) => server.run_attached(attachment, signals),
     };
     notify.stopping();
+    // Whoever waits for the turn finds that nobody listens.
+    operators.end();
     // After an error, requests may still be under way, so the turn is not given up.
     if result.is_ok() {
         turn.end();
