@@ -284,7 +284,11 @@ impl Spec {
         }
         let check =
             |(i, disk): (usize, &DiskSpec)| disk.check(self.device, name, i, &format!("{place}: disk {i}"));
-        let disks: Vec<Disk> = self.disk.iter().enumerate().map(check).collect::<Result<_, _>>()?;
+        let mut disks: Vec<Disk> = self.disk.iter().enumerate().map(check).collect::<Result<_, _>>()?;
+        let places: Vec<NvmePlace> = disks.iter().filter_map(|disk| disk.nvme.clone()).collect();
+        for place in disks.iter_mut().filter_map(|disk| disk.nvme.as_mut()) {
+            place.end = places.iter().filter_map(|other| place.begins_behind(other)).min();
+        }
         for (i, disk) in disks.iter().enumerate() {
             if let Some(path) = &disk.path
                 && let Some(twin) = disks[..i].iter().position(|d| d.path.as_ref() == Some(path))

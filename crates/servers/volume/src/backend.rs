@@ -263,6 +263,22 @@ impl Backend {
         }
     }
 
+    /// Returns whether both lose what they have not written back at once, because they have one cache.
+    pub fn shares_cache(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Vfio(one), Self::Vfio(other)) => one.is_beside(other),
+            _ => false,
+        }
+    }
+
+    /// Ends the use of a device that this process drives. All requests must be complete, and none can be started from now on. Blocks for
+    /// as long as the device takes.
+    pub fn end(&self) {
+        if let Self::Vfio(range) = self {
+            range.end();
+        }
+    }
+
     /// Returns the image, if the backend has one.
     pub fn image(&self) -> Option<&Image> {
         match self {
@@ -381,6 +397,15 @@ impl Stores {
             Backend::Passthrough(_) => self.passthrough.as_mut()?.start(id, disk, op, data, memory),
             Backend::Vfio(_) => self.vfio.as_mut()?.start(id, disk, op, data, memory),
         }
+    }
+
+    /// Returns the disks that lose what they have not written back together with this one, which is the first of them.
+    pub fn that_share_its_cache(&self, disk: u16) -> impl Iterator<Item = usize> {
+        let one = usize::from(disk);
+        let backend = self.disks.get(one);
+        let shares = move |other: &Backend| backend.is_some_and(|backend| backend.shares_cache(other));
+        let others = self.disks.iter().enumerate().filter(move |(n, other)| *n != one && shares(other));
+        std::iter::once(one).chain(others.map(|(n, _)| n))
     }
 
     /// Returns the number of zero bytes that an operation makes the disk write, as far as that is known. A file system

@@ -15,7 +15,7 @@ use ginnel_volume::sockets::{self, Access, Notify};
 use ginnel_volume::turn::Turn;
 use ginnel_volume::{attach, control, start_holder};
 use ginnel_volume_control::VolumePaths;
-use ginnel_volume_control::config::{Config, Device};
+use ginnel_volume_control::config::{BackendKind, Config, Device};
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -154,7 +154,9 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     let held = Some(turn.file().as_fd());
     let stores =
         (0..config.threads).map(|worker| Stores::new(&backends, worker, held)).collect::<Result<_, _>>()?;
-    let held = sandbox::enter(config.sandbox, Role::Volume, &config.name)?;
+    let drives = config.disks.iter().any(|disk| disk.backend == BackendKind::Vfio);
+    let role = if drives { Role::Driver } else { Role::Volume };
+    let held = sandbox::enter(config.sandbox, role, &config.name)?;
 
     let (name, socket) = (config.name.clone(), config.socket.clone());
     let server = Server::new(config, opened, stores, ownership)?;
@@ -172,6 +174,7 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     operators.end();
     // After an error, requests may still be under way, so the turn is not given up.
     if result.is_ok() {
+        backends.iter().for_each(Backend::end);
         turn.end();
     }
     Ok(result?)

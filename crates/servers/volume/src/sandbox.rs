@@ -1,5 +1,5 @@
 //! The sandbox. The process gives up its rights once everything is open, so an attacker who takes it over has its
-//! image, its sockets and the guest's memory, but no access to anything else.
+//! image, its sockets and the guest's memory, but no access to anything else. (Of an NVMe device that it drives, it has all.)
 //!
 //! It is entered in this order, while there is only one thread: [`leave_root`], then [`enter`], which uses Landlock and
 //! then seccomp. Threads that start later are restricted as well.
@@ -51,6 +51,8 @@ impl Restrictions {
 pub enum Role {
     /// It serves requests.
     Volume,
+    /// It serves requests, and drives NVMe devices.
+    Driver,
     /// It holds the connection of an NVMe volume: it has no thread, no image, no io_uring, and maps no file.
     Holder,
 }

@@ -500,6 +500,9 @@ impl Shared {
         };
         if let Err(Failure::Lost(_)) = done {
             disk.lose();
+            let one = &self.backends[number];
+            let others = self.disks.iter().zip(&self.backends).filter(|(_, other)| one.shares_cache(other));
+            others.for_each(|(disk, _)| disk.lose());
         }
         done.map_err(|error| format!("disk {number}: its cache cannot be flushed: {error}"))
     }

@@ -450,7 +450,8 @@ impl<S: Source> Worker<S> {
         let Some(state) = self.disks.get(usize::from(disk)) else { return result };
         match result {
             Err(Failure::Lost(_)) => {
-                state.lose();
+                let lost = self.stores.that_share_its_cache(disk);
+                lost.filter_map(|disk| self.disks.get(disk)).for_each(|disk| disk.lose());
                 result
             }
             Ok(()) if !state.makes_durable(began) => Err(Failure::LostEarlier),

@@ -131,6 +131,7 @@ fn a_volume_drives_a_device() -> Result<()> {
     guest.load("good", "--rw randwrite --verify --requests 1000")?.ok()?;
     volume.kill(15)?;
     volume.wait(PROMPT)?.ok()?;
+    ensure!(volume.said().1.contains("the NVMe controller is shut down"), "{:?}", volume.said());
 
     // The kernel gets the device back, with what was written.
     let back = guest.vm.run(&format!("ginnel volume unbind {GOOD}"))?.ok()?.stdout;
@@ -203,16 +204,25 @@ fn what_a_device_cannot_be_is_said_and_a_failed_flush_is_not_forgotten() -> Resu
         println!("{}", said.trim());
         ensure!(said.contains(words), "{command}: {said}");
     }
-    let volume = guest.serve("fails", &format!("--pci {FAILS}"))?;
-    let has_lost = || -> Result<bool> {
+    // Two disks on one device, which have one cache.
+    let disk = |place: &str| format!("[[disk]]\nbackend = \"vfio\"\npci = \"{FAILS}\"\n{place}\n");
+    let disks = disk("size = \"16M\"") + &disk("offset = \"16M\"");
+    guest.vm.run(&format!("cat > /tmp/fails.toml <<'END'\ndevice = \"scsi\"\n{disks}END"))?.ok()?;
+    let volume =
+        guest.vm.spawn("exec ginnel-volume fails --config /tmp/fails.toml --socket /tmp/fails.sock")?;
+    volume.wait_for_line("serving", PROMPT)?;
+    let has_lost = || -> Result<[Option<bool>; 2]> {
         let stat = guest.stat("fails")?;
-        stat["disks"][0]["lost_writes"].as_bool().with_context(|| stat.to_string())
+        Ok([0, 1].map(|disk| stat["disks"][disk]["lost_writes"].as_bool()))
     };
-    guest.load("fails", "--rw randwrite --requests 400")?.ok()?;
-    ensure!(!has_lost()?, "{:?}", volume.said());
-    let flushing = guest.load("fails", "--rw randwrite --requests 400 --flush-every 16")?;
+    guest.load("fails", "--scsi 0:0 --rw randwrite --requests 400")?.ok()?;
+    ensure!(has_lost()? == [Some(false); 2], "{:?}", volume.said());
+    let flushing = guest.load("fails", "--scsi 0:1 --rw randwrite --requests 400 --flush-every 16")?;
     ensure!(flushing.exit == Exit::Code(1), "a flush succeeded on a disk that fails it: {flushing:?}");
-    ensure!(has_lost()?, "{:?}", volume.said());
-    guest.load("fails", "--rw randread --requests 400")?.ok()?;
+    ensure!(has_lost()? == [Some(true); 2], "{:?}", volume.said());
+    guest.load("fails", "--scsi 0:0 --rw randread --requests 400")?.ok()?;
+    // No disk grows into another.
+    let said = guest.refused("ginnel volume resize fails 17M --disk 0 --sockets /tmp")?;
+    ensure!(said.contains("has only 16777216 bytes for it"), "{said}");
     guest.vm.shutdown()
 }

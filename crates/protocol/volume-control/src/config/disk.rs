@@ -54,18 +54,28 @@ pub struct NvmePlace {
     pub namespace: Option<u32>,
     /// Where the disk begins, in bytes.
     pub offset: u64,
+    /// Where another disk begins behind it, in bytes, if one does.
+    pub end: Option<u64>,
 }
 
 impl NvmePlace {
+    /// Returns where the other disk begins, if it begins behind this one on the same namespace.
+    pub(super) fn begins_behind(&self, other: &Self) -> Option<u64> {
+        (self.may_be_beside(other) && other.offset > self.offset).then_some(other.offset)
+    }
+
+    /// Returns whether the other place may be on the same namespace.
+    fn may_be_beside(&self, other: &Self) -> bool {
+        let is_other = self.namespace.zip(other.namespace).is_some_and(|(one, other)| one != other);
+        self.pci == other.pci && !is_other
+    }
+
     /// Returns whether a disk of that size here and another there may have bytes in common. Without a size, a disk ends with the namespace.
     pub(super) fn overlaps(&self, size: Option<u64>, other: &Self, its: Option<u64>) -> bool {
-        let is_other =
-            |(one, another): (Option<u32>, Option<u32>)| one.zip(another).is_some_and(|(a, b)| a != b);
         let ends_before = |start: u64, size: Option<u64>, next: u64| {
             size.and_then(|size| start.checked_add(size)).is_some_and(|end| end <= next)
         };
-        self.pci == other.pci
-            && !is_other((self.namespace, other.namespace))
+        self.may_be_beside(other)
             && !ends_before(self.offset, size, other.offset)
             && !ends_before(other.offset, its, self.offset)
     }
@@ -221,7 +231,7 @@ impl DiskSpec {
             lun: index as u32,
             backend,
             path: self.path.clone(),
-            nvme: self.pci.clone().map(|pci| NvmePlace { pci, namespace: self.namespace, offset }),
+            nvme: self.pci.clone().map(|pci| NvmePlace { pci, namespace: self.namespace, offset, end: None }),
             size,
             sector: sector as u32,
             read_only: self.read_only,

@@ -256,6 +256,10 @@ fn disks_on_one_device_lie_apart() {
     ] {
         check(apart).unwrap();
     }
+    // None grows into another.
+    let disks = check(&["offset = \"2G\"", "size = \"1G\"", "offset = \"1G\"\nsize = \"1G\""]).unwrap().disks;
+    let ends: Vec<_> = disks.iter().map(|disk| disk.nvme.as_ref().unwrap().end).collect();
+    assert_eq!(ends, [None, Some(1 << 30), Some(2 << 30)]);
     for together in [
         &["", ""][..],
         // The only namespace may be the first.

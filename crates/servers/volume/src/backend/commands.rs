@@ -220,7 +220,7 @@ impl<T: Transfer> Flight<T> {
         let status = Status(result as u16 & 0x7ff);
         // An error number is not the device's, and neither is a status of the kind "path related" (NVMe 2.0, 4.2.4.4): there was no way to
         // the device, or a reset of the controller has taken the command away.
-        let is_of_device = result > 0 && status.0 >> 8 != PATH_RELATED;
+        let is_of_device = result > 0 && !is_path_related(status);
         let is_transient = match is_of_device {
             false => result > 0 || result == -libc::EINTR,
             // A flush is not sent again: the device may report lost data only once.
@@ -256,6 +256,11 @@ impl<T: Transfer> Flight<T> {
             _ => Failure::Errno(errno),
         }))
     }
+}
+
+/// Returns whether a status says that there was no way to the device.
+pub(super) fn is_path_related(status: Status) -> bool {
+    status.code().0 >> 8 == PATH_RELATED
 }
 
 /// Returns whether the device would answer the same again.

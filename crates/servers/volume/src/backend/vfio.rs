@@ -6,6 +6,7 @@
 //!
 //! A device that does not answer ends the process. That is the way out of every failure of a process here: the kernel takes the device's
 //! access to memory away and resets it, and a successor begins anew, with the requests that the front end has kept.
+#![allow(unsafe_code)] // A pair of queues is dropped by hand, or not at all.
 
 mod addresses;
 mod controller;
@@ -28,6 +29,7 @@ use pair::Pair;
 use prps::Prps;
 use std::collections::VecDeque;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,7 +48,10 @@ const NOBODY: (usize, bool, u32) = (usize::MAX, false, 0);
 /// A worker's way to one controller.
 struct Way {
     controller: Arc<Controller>,
-    pair: Pair,
+    /// Not dropped while commands are under way: the device still uses its memory.
+    pair: ManuallyDrop<Pair>,
+    /// The operations on this device, by their numbers. (Their memory has other addresses for another device.)
+    flights: Vec<Flight<Prps>>,
     /// For each command under way, by its identifier: the operation, whether it reads, and in which interval it was sent.
     owners: Vec<(usize, bool, u32)>,
     /// Operations whose next command finds no room.
@@ -63,7 +68,6 @@ pub(super) struct Vfio {
     ways: Vec<Way>,
     /// For each disk of the volume, its place and the way to it, if it has one.
     places: Vec<Option<(usize, Arc<NvmeRange>)>>,
-    flights: Vec<Flight<Prps>>,
     pending: u32,
     /// For each disk, whether zeros are written as data, because the device cannot make them.
     writes_zeros: Vec<bool>,
@@ -95,7 +99,7 @@ impl Vfio {
             };
             places.push(Some((way, range)));
         }
-        Ok(Self { ways, places, flights: Vec::new(), pending: 0, writes_zeros, broken: None })
+        Ok(Self { ways, places, pending: 0, writes_zeros, broken: None })
     }
 
     #[inline]
@@ -125,20 +129,12 @@ impl Vfio {
             limits.zeroes = 0;
         }
         let index = id as usize;
-        if self.flights.len() <= index {
-            self.flights.resize_with(index + 1, || Flight::idle(Prps::new()));
-        }
-        let flight = &mut self.flights[index];
-        if !flight.transfer.attached.as_ref().is_some_and(|attached| attached.is(memory)) {
-            let attached = self.ways[way].attached.iter().rev();
-            flight.transfer.attached = attached.into_iter().find(|attached| attached.is(memory)).cloned();
-        }
-        flight.begin(disk, op, data, memory, limits);
+        self.ways[way].flight(index, memory).begin(disk, op, data, memory, limits);
         self.pending += 1;
         match self.push(index, way) {
             Ok(()) => None,
             Err(failure) => {
-                self.end(index);
+                self.end(index, way);
                 Some(Err(failure))
             }
         }
@@ -152,7 +148,7 @@ impl Vfio {
             way.waiting.push_back(index);
             return Ok(());
         }
-        let flight = &mut self.flights[index];
+        let flight = &mut way.flights[index];
         if flight.needs_zeros() {
             self.writes_zeros[usize::from(flight.disk)] = true;
         }
@@ -172,9 +168,9 @@ impl Vfio {
         Ok(())
     }
 
-    fn end(&mut self, index: usize) {
+    fn end(&mut self, index: usize, way: usize) {
         self.pending -= 1;
-        self.flights[index].end();
+        self.ways[way].flights[index].end();
     }
 
     /// Shows the devices what was started. An error says that a device does not answer, and that the process must end.
@@ -192,7 +188,7 @@ impl Vfio {
     #[inline]
     pub fn reap(&mut self, mut done: impl FnMut(u32, Result<(), Failure>)) {
         for at in 0..self.ways.len() {
-            if self.ways[at].pair.outstanding() == 0 {
+            if self.ways[at].is_idle() {
                 continue;
             }
             let mut found = false;
@@ -210,7 +206,7 @@ impl Vfio {
                 let cid = completion.cid;
                 let Some(owner) = way.owners.get_mut(usize::from(cid)) else { continue };
                 let (index, reads, _) = std::mem::replace(owner, NOBODY);
-                let Some(flight) = self.flights.get_mut(index) else { continue };
+                let Some(flight) = way.flights.get_mut(index) else { continue };
                 let status = completion.status();
                 way.pair.take_back(cid, flight, reads && status.is_success());
                 let result = match flight.advance(i32::from(status.0 & 0x7fff)) {
@@ -220,7 +216,7 @@ impl Vfio {
                         Err(failure) => Err(failure),
                     },
                 };
-                self.end(index);
+                self.end(index, at);
                 done(index as u32, result);
             }
             if found {
@@ -238,7 +234,7 @@ impl Vfio {
         while !self.ways[at].waiting.is_empty() && self.ways[at].pair.has_room() {
             let Some(index) = self.ways[at].waiting.pop_front() else { return };
             if let Err(failure) = self.push(index, at) {
-                self.end(index);
+                self.end(index, at);
                 done(index as u32, Err(failure));
             }
         }
@@ -252,17 +248,20 @@ impl Vfio {
     /// Lets the devices reach this memory too, and no longer any that nobody else uses; `None` if requests are not to be expected soon.
     /// Blocks while the kernel finds or allocates all pages of the memory.
     pub fn attach(&mut self, memory: Option<&Arc<GuestMemory<Mapping>>>) {
-        if self.pending == 0 {
-            // They are looked up again.
-            self.flights.iter_mut().for_each(|flight| flight.transfer.attached = None);
-        }
+        let is_idle = self.pending == 0;
         for way in &mut self.ways {
-            match memory {
-                None if self.pending == 0 => way.attached.clear(),
+            // First, so that memory that stays is not mapped anew.
+            let attached = memory.map(|memory| way.controller.dma().attach(memory));
+            if is_idle {
+                // They are looked up again.
+                way.flights.iter_mut().for_each(|flight| flight.transfer.attached = None);
+            }
+            match attached {
+                None if is_idle => way.attached.clear(),
                 None => {}
-                Some(memory) => {
-                    way.attached.retain(|attached| attached.is_used() && !attached.is(memory));
-                    way.attached.push(way.controller.dma().attach(memory));
+                Some(attached) => {
+                    way.attached.retain(|other| other.is_used() && !Arc::ptr_eq(other, &attached));
+                    way.attached.push(attached);
                 }
             }
         }
@@ -280,7 +279,8 @@ impl Way {
             controller.take_pair(worker).ok_or_else(|| io::Error::other("another worker has its queues"))?;
         Ok(Self {
             controller: controller.clone(),
-            pair,
+            pair: ManuallyDrop::new(pair),
+            flights: Vec::new(),
             owners: Vec::new(),
             waiting: VecDeque::new(),
             attached: Vec::new(),
@@ -288,6 +288,26 @@ impl Way {
             interval: 0,
             looked: Instant::now(),
         })
+    }
+
+    /// Returns an operation, for data in this memory.
+    #[inline]
+    fn flight(&mut self, index: usize, memory: &GuestMemory<Mapping>) -> &mut Flight<Prps> {
+        if self.flights.len() <= index {
+            self.flights.resize_with(index + 1, || Flight::idle(Prps::new()));
+        }
+        let flight = &mut self.flights[index];
+        if !flight.transfer.attached.as_ref().is_some_and(|attached| attached.is(memory)) {
+            let latest = self.attached.iter().rev();
+            flight.transfer.attached = latest.into_iter().find(|attached| attached.is(memory)).cloned();
+        }
+        flight
+    }
+
+    /// Returns whether nothing is under way, and nothing waits.
+    #[inline]
+    fn is_idle(&self) -> bool {
+        self.pair.outstanding() == 0 && self.waiting.is_empty()
     }
 
     /// Looks from time to time whether the device still answers.
@@ -308,6 +328,9 @@ impl Way {
         if let Some(why) = self.controller.failure() {
             return Err(self.ends(why));
         }
+        if self.pair.outstanding() == 0 {
+            return Err(self.ends("has completed all commands, and does not say that it has taken them"));
+        }
         let is_late = |&&(_, _, sent): &&(usize, bool, u32)| self.interval.wrapping_sub(sent) > TOO_LONG;
         match self.owners.iter().filter(|owner| owner.0 != NOBODY.0).find(is_late) {
             None => Ok(()),
@@ -315,6 +338,7 @@ impl Way {
         }
     }
 
+    #[cold]
     fn ends(&self, why: &str) -> io::Error {
         io::Error::other(format!(
             "the NVMe device {} {why}; this process ends, and the next one resets the device",
@@ -325,5 +349,16 @@ impl Way {
     #[cold]
     fn lied(&self, corrupt: &Corrupt) -> io::Error {
         self.ends(&format!("says what cannot be: {corrupt}"))
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        if self.pair.outstanding() > 0 {
+            // The process ends. Until then nobody may get the memory, or its addresses.
+            return std::mem::forget((std::mem::take(&mut self.attached), std::mem::take(&mut self.flights)));
+        }
+        // SAFETY: the pair is not used after this, since the value is dropped.
+        unsafe { ManuallyDrop::drop(&mut self.pair) };
     }
 }

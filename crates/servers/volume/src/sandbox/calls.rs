@@ -158,11 +158,9 @@ fn allowed(role: Role) -> Result<Rules> {
     rules.insert(libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME as u64, libc::PR_SET_VMA as u64])?);
     // Discards are allowed, for devices that io_uring cannot discard on; they destroy nothing that could not be overwritten as
     // well. Setting the blocking mode of a socket is allowed too.
-    // So is mapping this process's memory for an NVMe device that it has opened before.
-    rules.insert(
-        libc::SYS_ioctl,
-        one_of(1, &[BLKDISCARD, FIONBIO, VFIO_IOMMU_MAP_DMA, VFIO_IOMMU_UNMAP_DMA])?,
-    );
+    // A volume that drives an NVMe device may also change which of its memory that device reaches.
+    let more = if role == Role::Driver { &[VFIO_IOMMU_MAP_DMA, VFIO_IOMMU_UNMAP_DMA][..] } else { &[] };
+    rules.insert(libc::SYS_ioctl, one_of(1, &[&[BLKDISCARD, FIONBIO], more].concat())?);
     // Resource limits may be read.
     rules.insert(libc::SYS_prlimit64, vec![rule(vec![zero(2)?])?]);
     if role == Role::Holder {

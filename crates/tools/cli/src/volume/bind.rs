@@ -62,13 +62,19 @@ pub fn bind(args: &Bind) -> Result<()> {
         Some(DRIVER) => {}
         None => take(&function)?,
         Some(KERNELS) => {
-            // Nobody can begin to use it while these are open.
+            alone(&function)?;
+            // Nobody can mount it, or use it exclusively in another way, while these are open.
             let _claims = claims(&function)?;
             take(&function)?;
         }
         Some(other) => {
             bail!("{function} belongs to the driver {other}, and not to {KERNELS}; unbind it first")
         }
+    }
+    // Between two volumes nobody uses it. If it were switched off then, it would lose what it has not written back.
+    for (file, value) in [("power/control", "on"), ("d3cold_allowed", "0")] {
+        // Not every kernel has the files.
+        let _ = std::fs::write(function.path().join(file), value);
     }
     let path = Path::new(DEV).join(format!("vfio/{group}"));
     if let Some(owner) = owner {
@@ -119,6 +125,26 @@ fn take(function: &Function) -> Result<()> {
         let _ = function.prefer(None).and_then(|()| function.probe(sysfs));
     }
     taken
+}
+
+/// Fails if other controllers have the same namespaces: the kernel would go on using these.
+fn alone(function: &Function) -> Result<()> {
+    for controller in listed(&function.path().join("nvme"))? {
+        for subsystem in listed(&Path::new(SYSFS).join("class/nvme-subsystem")).unwrap_or_default() {
+            let members = listed(&Path::new(SYSFS).join("class/nvme-subsystem").join(&subsystem))?;
+            let is_controller = |name: &&String| {
+                name.strip_prefix(KERNELS).is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()))
+            };
+            let controllers: Vec<_> = members.iter().filter(is_controller).collect();
+            if controllers.contains(&&controller) && controllers.len() > 1 {
+                bail!(
+                    "{function} is one of several controllers of {subsystem} ({controllers:?}), and the kernel would go on using its \
+                     namespaces through the others"
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Opens all block devices of a controller so that nobody else can use them. Fails if somebody does.

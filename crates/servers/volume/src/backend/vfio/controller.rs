@@ -5,6 +5,7 @@ use super::pair::{ENTRIES, Pair};
 use super::prps::DATA;
 use super::registers::Registers;
 use crate::backend::Failure;
+use crate::backend::commands::is_path_related;
 use anyhow::{Context, Result, bail, ensure};
 use ginnel_layout::nvme::identify::{self, Cns, oncs, vwc};
 use ginnel_layout::nvme::{Command, Feature, Opcode, PAGE};
@@ -26,8 +27,8 @@ const ADMIN_ENTRIES: u16 = 32;
 /// How long an admin command, or a flush without a worker, may take. It is the time that Linux gives them.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long another process may keep the device: the kernel resets it when a process has ended.
-const BUSY: Duration = Duration::from_secs(10);
+/// How long another process may keep the device: when one has ended, the kernel releases all pages of its VM, and resets the device.
+const BUSY: Duration = Duration::from_secs(60);
 
 /// The feature Number of Queues.
 const NUMBER_OF_QUEUES: u32 = Feature::QUEUES.0 as u32;
@@ -43,7 +44,7 @@ pub struct Controller {
     /// The pair for flushes without a worker.
     spare: Mutex<Pair>,
     admin: Mutex<Pair>,
-    device: Device,
+    _device: Device,
     // The devices of a group stay usable as long as its file is open.
     _group: Group,
 }
@@ -112,7 +113,7 @@ impl Controller {
             pairs: Mutex::new(pairs),
             spare: Mutex::new(spare),
             admin: Mutex::new(admin),
-            device,
+            _device: device,
             _group: group,
         })
     }
@@ -175,6 +176,18 @@ impl Controller {
         self.registers.failure()
     }
 
+    /// Lets the controller shut down, which makes its cache durable. No command may be under way, and none can be sent from now on.
+    /// Waits as long as the controller says that it takes, and at least as long as Linux does.
+    pub fn shut_down(&self) {
+        const LEAST: Duration = Duration::from_secs(5);
+        let [_, entry] = { self.identity.rtd3 };
+        let patience = Duration::from_micros(entry.into()).clamp(LEAST, PATIENCE);
+        match self.registers.shut_down(patience) {
+            Ok(()) => info!(device = self.address, "the NVMe controller is shut down"),
+            Err(error) => warn!(device = self.address, "the NVMe controller was not shut down: {error}"),
+        }
+    }
+
     /// Makes all writes to a namespace so far durable, without a worker. Blocks for as long as the device takes.
     pub fn flush(&self, nsid: u32) -> Result<(), Failure> {
         if !self.has_cache() {
@@ -183,23 +196,12 @@ impl Controller {
         let flush = Command { opcode: Opcode::FLUSH, nsid, ..Command::new_zeroed() };
         match lock(&self.spare).call(flush, PATIENCE) {
             Ok(completion) if completion.status().is_success() => Ok(()),
+            Ok(completion) if is_path_related(completion.status()) => Err(Failure::Errno(libc::EIO)),
             Ok(_) => Err(Failure::Lost(libc::EIO)),
             Err(error) => {
                 warn!(device = self.address, "a flush has no result: {error}");
                 Err(Failure::Errno(libc::EIO))
             }
-        }
-    }
-}
-
-impl Drop for Controller {
-    fn drop(&mut self) {
-        if let Err(error) = self.registers.shut_down() {
-            warn!(device = self.address, "the NVMe controller was not shut down: {error}");
-        }
-        // From here on it reaches no memory, whatever it still does.
-        if let Err(error) = self.device.set_bus_master(false) {
-            warn!(device = self.address, "{error:#}");
         }
     }
 }

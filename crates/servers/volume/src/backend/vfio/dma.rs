@@ -58,32 +58,43 @@ impl Dma {
         if let Some(it) = known.iter().filter_map(Weak::upgrade).find(|attached| attached.is(memory)) {
             return it;
         }
-        let map = |memory: &Mapping| {
+        let (mut missing, mut why) = (0, None);
+        let mut map = |memory: &Mapping| {
             let start = SharedSlice::new(memory, 0, memory.len()).as_ptr() as usize;
             let len = memory.len() / PAGE * PAGE;
-            if len == 0 || !start.is_multiple_of(PAGE) {
-                return Part { iova: 0, len: 0 };
-            }
-            match self.map(memory, len) {
-                Ok(iova) => Part { iova, len },
-                Err(error) => {
-                    let fix = match error.raw_os_error() {
-                        Some(libc::ENOMEM) => {
-                            "; raise RLIMIT_MEMLOCK (LimitMEMLOCK=infinity in the unit), or give the VM less memory"
-                        }
-                        _ => "",
-                    };
-                    warn!(
-                        "{len} bytes of the guest's memory cannot be mapped for the NVMe device: {error}{fix}; their data is copied"
-                    );
-                    Part { iova: 0, len: 0 }
-                }
-            }
+            let mapped = match start.is_multiple_of(PAGE) {
+                true if len == 0 => return NOTHING,
+                true => self.map(memory, len),
+                false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not begin at a page")),
+            };
+            mapped.map_or_else(
+                |error| {
+                    missing += memory.len();
+                    why = Some(error);
+                    NOTHING
+                },
+                |iova| Part { iova, len },
+            )
         };
         let parts = memory.regions().iter().map(|region| map(&region.memory)).collect();
-        let attached = Arc::new(Attached { memory: memory.clone(), parts, dma: Arc::downgrade(self) });
+        if let Some(why) = why {
+            let fix = locked_too_much(&why);
+            warn!(
+                "{missing} bytes of the guest's memory cannot be mapped for the NVMe device: {why}{fix}; their data is copied"
+            );
+        }
+        let attached =
+            Arc::new(Attached { memory: Arc::downgrade(memory), parts, dma: Arc::downgrade(self) });
         known.push(Arc::downgrade(&attached));
         attached
+    }
+}
+
+/// Says what to do if the kernel does not let this process lock so much memory.
+fn locked_too_much(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) => "; raise RLIMIT_MEMLOCK (LimitMEMLOCK= in the unit)",
+        _ => "",
     }
 }
 
@@ -98,9 +109,11 @@ struct Part {
     len: usize,
 }
 
-/// A guest's memory that the devices can reach.
+const NOTHING: Part = Part { iova: 0, len: 0 };
+
+/// A guest's memory that the devices can reach. It keeps the pages, and not the mapping of them.
 pub struct Attached {
-    memory: Arc<GuestMemory<Mapping>>,
+    memory: Weak<GuestMemory<Mapping>>,
     /// For each region, where it lies.
     parts: Vec<Part>,
     dma: Weak<Dma>,
@@ -118,17 +131,18 @@ impl Attached {
     /// Returns whether this is the memory in which these buffers lie.
     #[inline]
     pub fn is(&self, memory: &GuestMemory<Mapping>) -> bool {
-        std::ptr::eq(&*self.memory, memory)
+        // No other memory gets the address meanwhile, because of the weak reference.
+        std::ptr::eq(self.memory.as_ptr(), memory)
     }
 
-    /// Returns the memory.
-    pub fn memory(&self) -> &GuestMemory<Mapping> {
-        &self.memory
+    /// Returns the memory, which is there as long as a queue uses it.
+    pub fn memory(&self) -> Option<Arc<GuestMemory<Mapping>>> {
+        self.memory.upgrade()
     }
 
-    /// Returns whether anybody else still uses the memory.
+    /// Returns whether anybody still uses the memory.
     pub fn is_used(&self) -> bool {
-        Arc::strong_count(&self.memory) > 1
+        self.memory.strong_count() > 0
     }
 }
 
@@ -154,7 +168,10 @@ impl Pages {
         let memory = Mapping::anonymous(len.next_multiple_of(PAGE))?;
         // Copies of pages that a child writes would be in place of those that the device has.
         memory.keep_from_children();
-        let iova = dma.map(&memory, memory.len())?;
+        let iova = dma.map(&memory, memory.len()).map_err(|error| {
+            let (len, fix) = (memory.len(), locked_too_much(&error));
+            io::Error::new(error.kind(), format!("{len} bytes for its queues cannot be mapped: {error}{fix}"))
+        })?;
         Ok(Self { memory, iova, dma: Arc::downgrade(dma) })
     }
 
@@ -176,13 +193,13 @@ impl Drop for Pages {
 #[cfg(test)]
 impl Attached {
     /// For each region, its address for the device; `None` if that cannot reach it.
-    pub fn without_device(memory: Arc<GuestMemory<Mapping>>, at: &[Option<u64>]) -> Self {
+    pub fn without_device(memory: &Arc<GuestMemory<Mapping>>, at: &[Option<u64>]) -> Self {
         let part = |(region, iova): (&ginnel_guest_memory::Region<Mapping>, &Option<u64>)| match *iova {
             Some(iova) => Part { iova, len: region.memory.len() },
-            None => Part { iova: 0, len: 0 },
+            None => NOTHING,
         };
         let parts = memory.regions().iter().zip(at).map(part).collect();
-        Self { memory, parts, dma: Weak::new() }
+        Self { memory: Arc::downgrade(memory), parts, dma: Weak::new() }
     }
 }
 

@@ -83,6 +83,12 @@ impl NvmeRange {
         );
         let end = start.saturating_add(disk.size.unwrap_or(u64::from(disk.sector)));
         ensure!(end <= bytes, "namespace {nsid} has {bytes} bytes, and the disk ends at {end}");
+        if found.nmic & 1 != 0 {
+            let what = "other controllers may have the namespace too; see that nobody uses it through them";
+            tracing::warn!(device = place.pci, namespace = nsid, "{what}");
+        }
+        // Another disk begins where this one must end.
+        let bytes = place.end.map_or(bytes, |end| end.min(bytes));
         let data = controller.data() / block * block;
         let limits = CommandLimits {
             block,
@@ -138,6 +144,16 @@ impl NvmeRange {
             Op::Discard { len: 0, .. } | Op::WriteZeroes { len: 0, .. } => Some(Ok(())),
             _ => None,
         }
+    }
+
+    /// Returns whether another range has the same cache: it is that of the controller.
+    pub(in crate::backend) fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.controller, &other.controller)
+    }
+
+    /// Lets the controller shut down, once. No command may be under way.
+    pub(in crate::backend) fn end(&self) {
+        self.controller.shut_down();
     }
 
     /// Makes all writes so far durable, without a worker. Blocks for as long as the device takes.

@@ -110,10 +110,10 @@ impl Prps {
     }
 
     fn copy(&self, len: usize, mut copy: impl FnMut(usize, ginnel_shmem::SharedSlice<'_, Mapping>)) {
-        let Some(attached) = &self.attached else { return };
+        let Some(memory) = self.attached.as_ref().and_then(|attached| attached.memory()) else { return };
         let mut done = 0;
         for piece in &self.pieces[self.next.min(self.pieces.len())..] {
-            let slice = attached.memory().slice(&piece.buffer);
+            let slice = memory.slice(&piece.buffer);
             let n = slice.len().min(len - done);
             copy(done, slice.first(n));
             done += n;

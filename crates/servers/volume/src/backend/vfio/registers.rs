@@ -90,14 +90,18 @@ impl Registers {
         }
     }
 
-    /// Lets the controller shut down, which makes its cache durable, and waits for that a while.
-    pub fn shut_down(&self) -> io::Result<()> {
+    /// Lets the controller shut down, which makes its cache durable, and waits for that at most so long.
+    pub fn shut_down(&self, patience: Duration) -> io::Result<()> {
         self.write(register::CC, cc::enable() | SHUTDOWN);
-        self.wait_for("to shut down", |csts| csts & csts::SHST == csts::SHST_COMPLETE)
+        self.wait_at_most(patience, "to shut down", |csts| csts & csts::SHST == csts::SHST_COMPLETE)
     }
 
     fn wait_for(&self, what: &str, is_so: impl Fn(u32) -> bool) -> io::Result<()> {
         let patience = Duration::from_millis(500) * u32::from(cap::timeout(self.cap)).max(2);
+        self.wait_at_most(patience, what, is_so)
+    }
+
+    fn wait_at_most(&self, patience: Duration, what: &str, is_so: impl Fn(u32) -> bool) -> io::Result<()> {
         let begin = Instant::now();
         loop {
             match self.read(register::CSTS) {

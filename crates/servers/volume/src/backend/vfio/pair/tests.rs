@@ -130,7 +130,7 @@ impl Bed {
             pair: Pair::in_pages(pages, 1, entries, doorbells).unwrap(),
             disk: device.disk.clone(),
             device,
-            attached: Arc::new(Attached::without_device(guest.clone(), &at)),
+            attached: Arc::new(Attached::without_device(&guest, &at)),
             guest,
             limits: CommandLimits { block, data: 96 << 10, segments: u64::MAX, discard: 64 << 10, zeroes },
             memory: vec![vec![0; REGION]; 3],
