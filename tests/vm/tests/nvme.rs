@@ -1,14 +1,17 @@
 //! NVMe volumes under a QEMU that has vfio-user, with the nvme driver of a stock guest: the device that the guest sees without an
 //! engine; the driver binds, and fio finds what it has written; the engine is killed under load; the machine is reset, the driver
-//! unloaded and loaded; the holder dies; the VM's memory is not shared.
+//! unloaded and loaded; the holder dies; the VM's memory is not shared; the guest polls.
 
 #[path = "nvme/boot.rs"]
 mod boot;
+#[path = "nvme/polled.rs"]
+mod polled;
 #[path = "nvme/tools.rs"]
 mod tools;
 
 use anyhow::{Context, Result, ensure};
-use std::path::PathBuf;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtest::{Exit, HostJob, TestBed, Vm, VmBuilder, artifact, newer_qemu, wait_until};
@@ -71,15 +74,22 @@ impl<'b> Volume<'b> {
 
     /// Returns the sum of a number over all queues.
     fn count(&self, what: &str) -> Result<u64> {
-        use std::io::{BufRead, BufReader, Write};
-        let mut stream = std::os::unix::net::UnixStream::connect(self.holder.socket.with_extension("ctl"))?;
-        stream.set_read_timeout(Some(PROMPT))?;
-        writeln!(stream, r#"{{"op":"stat"}}"#)?;
-        let mut answer = String::new();
-        BufReader::new(stream).read_line(&mut answer)?;
-        let answer: serde_json::Value = serde_json::from_str(&answer).context(answer)?;
-        let queues = answer["stat"]["queues"].as_array().with_context(|| answer.to_string())?;
-        Ok(queues.iter().filter_map(|queue| queue[what].as_u64()).sum())
+        Ok(queues(&self.holder.socket)?.iter().filter_map(|queue| queue[what].as_u64()).sum())
+    }
+}
+
+/// Returns the statistics of each queue of the volume with this socket for QEMU.
+fn queues(socket: &Path) -> Result<Vec<Value>> {
+    use std::io::{BufRead, BufReader, Write};
+    let mut stream = std::os::unix::net::UnixStream::connect(socket.with_extension("ctl"))?;
+    stream.set_read_timeout(Some(PROMPT))?;
+    writeln!(stream, r#"{{"op":"stat"}}"#)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer)?;
+    let mut answer: Value = serde_json::from_str(&answer).context(answer)?;
+    match answer["stat"]["queues"].take() {
+        Value::Array(queues) => Ok(queues),
+        _ => anyhow::bail!("no queues in {answer}"),
     }
 }
 

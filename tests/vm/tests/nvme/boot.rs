@@ -3,7 +3,6 @@
 
 use super::*;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 /// Prints the text in the last sector of the disk at the serial port.
 #[rustfmt::skip]

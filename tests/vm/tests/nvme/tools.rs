@@ -1,7 +1,6 @@
 //! What administrators and kernels do with a disk: nvme-cli, blkdiscard, and another kernel by kexec.
 
 use super::*;
-use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
