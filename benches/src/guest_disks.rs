@@ -110,14 +110,15 @@ fn fio(vm: &Vm, disk: &str, rw: &str, depth: u16) -> Result<(f64, f64)> {
 }
 
 /// Parses the JSON of fio. Returns the IOPS of reads and writes together, and the median latency in nanoseconds of the only
-/// kind that occurs.
+/// kind that occurs: from the submission on if fio ran with `--lat_percentiles=1`, otherwise from the end of the submission on.
 pub fn fio_said(json: &[u8]) -> Result<(f64, f64)> {
     let start = json.iter().position(|byte| *byte == b'{').unwrap_or(0);
     let said: serde_json::Value = serde_json::from_slice(&json[start..]).context("fio prints JSON")?;
     let of = |kind: &str| {
         let part = &said["jobs"][0][kind];
         let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
-        (number(&part["iops"]), number(&part["clat_ns"]["percentile"]["50.000000"]))
+        let p50 = |latency: &str| number(&part[latency]["percentile"]["50.000000"]);
+        (number(&part["iops"]), p50("lat_ns").max(p50("clat_ns")))
     };
     let (read, write) = (of("read"), of("write"));
     anyhow::ensure!(read.0 + write.0 > 0.0, "fio has done nothing: {}", String::from_utf8_lossy(json));

@@ -17,6 +17,7 @@ pub mod beside_tcp;
 pub mod cache;
 pub mod farm;
 pub mod guest_disks;
+pub mod guest_nvme;
 pub mod interrupts;
 pub mod joining;
 pub mod measure;

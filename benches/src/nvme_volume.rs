@@ -12,11 +12,11 @@ use vmtest::installation::program;
 
 const BYTES: u64 = 256 << 20;
 const BLK: &str = "the same volume as virtio-blk";
-const LIMIT: &str = "the limit";
+pub(crate) const LIMIT: &str = "the limit";
 /// How often the engine is killed for a row.
 const KILLS: usize = 10;
 /// Stands for zero, which has no ratio.
-const NOTHING: f64 = 0.001;
+pub(crate) const NOTHING: f64 = 0.001;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Adds the rows.
@@ -69,7 +69,7 @@ impl Bench<'_> {
                     let (outcome, cpu) = server.measure(1, &workload)?;
                     blk.push(Run::new(&outcome, cpu));
                     drop(server);
-                    nvme.push(NvmeServer::start(self.dir, &plan)?.measure(expected, &workload)?);
+                    nvme.push(NvmeServer::start(self.dir, "nvme", &plan)?.measure(expected, &workload)?);
                 }
                 let column = |runs: &[Run], of: fn(&Run) -> f64| runs.iter().map(of).collect::<Vec<_>>();
                 let mut row = |what: &str, unit, of, target| {
@@ -99,7 +99,7 @@ impl Bench<'_> {
     /// Measures a volume that has had work, and has none any more.
     fn idle(&self, report: &mut Report) -> Result<()> {
         let plan = Plan { backing: Backing::Null(BYTES), queues: 2, cpus: vec![0, 1], wait: Wait::Adaptive };
-        let server = NvmeServer::start(self.dir, &plan)?;
+        let server = NvmeServer::start(self.dir, "nvme", &plan)?;
         let mut client = server.connect(NvmeOptions { queues: 2, ..server.options() })?;
         ensure!(client.doorbells() == Doorbells::Shadow, "doorbells are {:?}", client.doorbells());
         client.read(0, &mut [0; 4096])?;
@@ -133,7 +133,7 @@ impl Bench<'_> {
             ("file O_DIRECT, adaptive", Backing::Direct(&image), Wait::Adaptive),
         ] {
             let plan = Plan { backing, queues: 1, cpus: vec![1], wait };
-            let mut server = NvmeServer::start(self.dir, &plan)?;
+            let mut server = NvmeServer::start(self.dir, "nvme", &plan)?;
             let mut client = server.connect(server.options())?;
             let mut gaps = Vec::new();
             for _ in 0..KILLS {
@@ -160,9 +160,9 @@ impl Bench<'_> {
 struct Process(Child);
 
 impl Process {
-    fn start(config: &Path, flags: &[&str]) -> Result<Self> {
+    fn start(name: &str, config: &Path, flags: &[&str]) -> Result<Self> {
         let mut command = Command::new(program("ginnel-volume")?);
-        command.arg("bench").arg("--config").arg(config).args(flags).stdin(Stdio::null());
+        command.arg(name).arg("--config").arg(config).args(flags).stdin(Stdio::null());
         Ok(Self(command.spawn().with_context(|| format!("starting {command:?}"))?))
     }
 
@@ -180,7 +180,8 @@ impl Drop for Process {
 }
 
 /// A running NVMe volume. Both processes end when this value is dropped.
-struct NvmeServer {
+pub(crate) struct NvmeServer {
+    name: &'static str,
     config: PathBuf,
     socket: PathBuf,
     // The engine ends before its holder.
@@ -189,11 +190,12 @@ struct NvmeServer {
 }
 
 impl NvmeServer {
-    fn start(dir: &Path, plan: &Plan<'_>) -> Result<Self> {
-        let (config, socket) = configure(dir, "nvme", plan, "device = \"nvme\"\n")?;
+    /// Starts both processes in `dir`. The name is also the serial number.
+    pub(crate) fn start(dir: &Path, name: &'static str, plan: &Plan<'_>) -> Result<Self> {
+        let (config, socket) = configure(dir, name, plan, "device = \"nvme\"\n")?;
         let attach = PathBuf::from(format!("{}.engine", socket.display()));
         let _ = std::fs::remove_file(&attach);
-        let mut holder = Process::start(&config, &["--holder"])?;
+        let mut holder = Process::start(name, &config, &["--holder"])?;
         let begin = Instant::now();
         while !attach.exists() {
             if let Some(status) = holder.0.try_wait()? {
@@ -202,8 +204,17 @@ impl NvmeServer {
             ensure!(begin.elapsed() < PATIENCE, "the holder does not listen");
             std::thread::sleep(Duration::from_millis(5));
         }
-        let engine = Process::start(&config, &[])?;
-        Ok(Self { config, socket, engine, holder })
+        let engine = Process::start(name, &config, &[])?;
+        Ok(Self { name, config, socket, engine, holder })
+    }
+
+    /// Returns the path of its vfio-user socket.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub(crate) fn engine(&self) -> &Child {
+        &self.engine.0
     }
 
     fn options(&self) -> NvmeOptions {
@@ -244,7 +255,7 @@ impl NvmeServer {
         self.engine.kill()?;
         while reap(queue)? {}
         fill(queue)?;
-        self.engine = Process::start(&self.config, &[])?;
+        self.engine = Process::start(self.name, &self.config, &[])?;
         while !reap(queue)? {
             ensure!(begin.elapsed() < PATIENCE, "no completion after a kill");
         }

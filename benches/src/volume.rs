@@ -31,6 +31,8 @@ pub enum Wait {
     Poll,
     /// It polls while there is work, and sleeps otherwise.
     Adaptive,
+    /// The same, but it polls for 10 ms after the last work.
+    Patient,
     /// It sleeps at once.
     Interrupt,
 }
@@ -40,7 +42,7 @@ impl Wait {
     pub fn word(self) -> &'static str {
         match self {
             Self::Poll => "poll",
-            Self::Adaptive => "adaptive",
+            Self::Adaptive | Self::Patient => "adaptive",
             Self::Interrupt => "interrupt",
         }
     }
@@ -136,6 +138,11 @@ impl Server {
         &self.socket
     }
 
+    /// Returns its process.
+    pub(crate) fn process(&self) -> &Child {
+        &self.process
+    }
+
     /// Returns the CPU time that all its threads have used.
     pub fn cpu(&self) -> Result<Duration> {
         cpu_time(&self.process)
@@ -179,6 +186,9 @@ pub(crate) fn configure(dir: &Path, name: &str, plan: &Plan<'_>, more: &str) -> 
             format!("path = {path:?}\nlock = false\ndirect = \"on\"")
         }
     };
+    if plan.wait == Wait::Patient {
+        config += "poll-for = \"10ms\"\n";
+    }
     if let Backing::Pinned(_) = plan.backing {
         config += "pin-memory = true\n";
     }

@@ -6,7 +6,7 @@ use ginnel_bench::measure::bare;
 use ginnel_bench::measure::pingpong::Echo;
 use ginnel_bench::report::{Better, Report, median};
 use ginnel_bench::volume::{Backing, Plan, Server, Wait, for_seconds, make_file, p50};
-use ginnel_bench::{guest_disks, nvme_volume, own_driver};
+use ginnel_bench::{guest_disks, guest_nvme, nvme_volume, own_driver};
 use ginnel_layout::segment;
 use ginnel_shmem::Mapping;
 use ginnel_volume_bench::Options;
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 #[derive(Parser)]
 struct Cli {
     /// Run only this part.
-    #[arg(long, value_parser = ["ram", "cached", "null", "file", "idle", "queues", "nvme", "guest", "vfio"])]
+    #[arg(long, value_parser = ["ram", "cached", "null", "file", "idle", "queues", "nvme", "guest", "guest-nvme", "vfio"])]
     only: Option<String>,
     /// The number of pairs of runs for each row.
     #[arg(long, default_value_t = 5)]
@@ -69,6 +69,9 @@ fn main() -> Result<()> {
     }
     if wants("guest") {
         guest_disks::rows(&mut bench.report, bench.pairs)?;
+    }
+    if wants("guest-nvme") {
+        guest_nvme::rows(&mut bench.report, bench.pairs)?;
     }
     if wants("vfio") {
         own_driver::rows(&mut bench.report, bench.pairs)?;
