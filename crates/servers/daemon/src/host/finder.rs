@@ -233,8 +233,13 @@ impl Finders {
             let stuck = self.abandoned.iter().filter(|(path, _)| *path == sought.path).count();
             self.numbers += 1;
             let begun = match stuck < STUCK {
-                true => Search::begin(&sought, poller, closer, self.numbers, self.token)
-                    .map_err(NotFound::NoFinder),
+                true => {
+                    let begun = Search::begin(&sought, poller, closer, self.numbers, self.token);
+                    begun.map_err(|(error, unwatched)| {
+                        self.abandoned.extend(unwatched.map(|finder| (sought.path.clone(), finder)));
+                        NotFound::NoFinder(error)
+                    })
+                }
                 false => Err(NotFound::Held),
             };
             match begun {
@@ -297,22 +302,24 @@ impl Way {
 }
 
 impl Search {
+    /// Starts a finder. An error comes with one that was started but cannot be watched, and was killed.
     fn begin(
         sought: &Sought,
         poller: &Poller,
         closer: &Closer,
         number: u64,
         token: fn(u64) -> u64,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, (io::Error, Option<Abandoned>)> {
+        let none = |error: io::Error| (error, None);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        let said = Shared::new()?;
-        let process = start(&socket, sought, &said)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let socket = socket.map_err(|error| none(error.into()))?;
+        let said = Shared::new().map_err(none)?;
+        let process = start(&socket, sought, &said).map_err(none)?;
         let socket = Connected::new(socket, closer);
         if let Err(error) = poller.add(process.ended(), token(number), Interest::READ) {
             // It cannot have been held up yet, but nobody waits for that.
-            process.abandon();
-            return Err(error);
+            return Err((error, Some(process.abandon())));
         }
         let deadline = Instant::now() + PATIENCE;
         Ok(Self { number, sought: sought.clone(), socket, process, said, deadline })

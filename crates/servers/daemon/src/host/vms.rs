@@ -20,6 +20,7 @@ use ginnel_layout::control::{ControlHeader, DAEMON_VECTOR};
 use ginnel_layout::relay::{self, MappingKind, RelayKind};
 use ginnel_layout::wire::{self, ErrorCode};
 use ginnel_shmem::SharedMemory;
+use rustix::process::geteuid;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
@@ -47,7 +48,7 @@ impl Server {
             }
         };
         let Ok(peer) = packet::peer(fd.as_fd()) else { return self.closer.close(fd) };
-        if self.finders.has(peer.pid) {
+        if peer.uid == geteuid().as_raw() && self.finders.has(peer.pid) {
             // Another VM's QEMU has put a symbolic link to this socket where its own control socket is sought.
             return self.closer.close(fd);
         }

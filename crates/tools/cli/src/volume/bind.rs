@@ -4,6 +4,7 @@ use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use ginnel_config::Account;
 use ginnel_vfio::{DRIVER, Function, Group};
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -58,6 +59,14 @@ pub fn bind(args: &Bind) -> Result<()> {
             );
         }
     }
+    // The file is for all devices of the group.
+    let path = Path::new(DEV).join(format!("vfio/{group}"));
+    let present = path.metadata().map_or(0, |meta| meta.uid());
+    ensure!(
+        present == 0 || Some(present) == owner,
+        "user {present} may open {} already; unbind the devices of IOMMU group {group} first",
+        path.display()
+    );
     match function.driver().as_deref() {
         Some(DRIVER) => {}
         None => take(&function)?,
@@ -76,10 +85,9 @@ pub fn bind(args: &Bind) -> Result<()> {
         // Not every kernel has the files.
         let _ = std::fs::write(function.path().join(file), value);
     }
-    let path = Path::new(DEV).join(format!("vfio/{group}"));
     if let Some(owner) = owner {
         std::os::unix::fs::chown(&path, Some(owner), None)
-            .with_context(|| format!("cannot give {} to user {}", path.display(), owner))?;
+            .with_context(|| format!("cannot give {} to user {owner}", path.display()))?;
     }
     output::line(format!("{function} belongs to {DRIVER}: {}", path.display()))
 }
@@ -225,6 +233,12 @@ fn used_by(name: &str) -> String {
     if users.is_empty() { " by a process; see `fuser`".to_owned() } else { format!(": {}", users.join("; ")) }
 }
 
+/// Returns the number of the device to which a path leads. Asks no file system, which may be anybody's and never answer.
+fn device(path: &Path) -> Option<u64> {
+    let stat = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
+    Some(makedev(stat.stx_rdev_major, stat.stx_rdev_minor))
+}
+
 /// Finds a process, other than this one, that has one of these devices open.
 fn opener(numbers: &BTreeSet<u64>) -> Option<(u32, String)> {
     let own = std::process::id();
@@ -235,9 +249,9 @@ fn opener(numbers: &BTreeSet<u64>) -> Option<(u32, String)> {
         let Ok(fds) = listed(&folder.join("fd")) else { continue };
         let has = |fd: &String| {
             let fd = folder.join("fd").join(fd);
-            // Only what lies there can be a device, and nothing else is looked at, because it may be anywhere.
+            // Elsewhere no block device is expected.
             let is_device = std::fs::read_link(&fd).is_ok_and(|path| path.starts_with(DEV));
-            is_device && fd.metadata().is_ok_and(|meta| numbers.contains(&meta.rdev()))
+            is_device && device(&fd).is_some_and(|number| numbers.contains(&number))
         };
         if fds.iter().any(has) {
             let program = std::fs::read_to_string(folder.join("comm")).unwrap_or_default();
