@@ -111,6 +111,39 @@ fn wait_for_disk(vm: &Vm, disk: &str) -> Result<()> {
     Ok(())
 }
 
+/// Kills a volume in a guest so many times while a client there writes to it and verifies what it reads. `serve` starts the volume,
+/// whose name is `killed`.
+fn kill_under_load(vm: &Vm, times: usize, serve: impl Fn() -> Result<vmtest::Job>) -> Result<()> {
+    let mut volume = serve()?;
+    let load = || {
+        vm.spawn(
+            "exec ginnel-volume-bench --socket /tmp/killed.sock --sleep --rw randrw --verify --flush-every 32 --qd 16 \
+             --reconnect 60 --requests 3000",
+        )
+    };
+    let mut running = load()?;
+    for _ in 0..times {
+        // Only a volume that has a front end has commands under way.
+        let has_worked = || {
+            if !running.is_running() {
+                running.wait(PROMPT)?.ok()?;
+                running = load()?;
+            }
+            let said = vm.run("ginnel volume stat killed --json --sockets /tmp")?.stdout;
+            let stat: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+            let mut queues = stat["queues"].as_array().into_iter().flatten();
+            Ok(queues.any(|queue| queue["done"].as_u64().is_some_and(|done| done > 0)))
+        };
+        wait_until("the volume has worked", PROMPT, has_worked)
+            .with_context(|| format!("{:?}", volume.said()))?;
+        volume.kill(9)?;
+        volume.wait(PROMPT)?;
+        volume = serve()?;
+    }
+    running.wait(4 * PROMPT)?.ok().with_context(|| format!("{:?}", volume.said()))?;
+    Ok(())
+}
+
 /// Makes a file of bytes that look random, different for each seed.
 fn image(bed: &TestBed, name: &str, bytes: u64, seed: Option<u64>) -> Result<PathBuf> {
     use std::io::Write;

@@ -10,6 +10,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The smallest page of memory that a controller can have (`CAP.MPSMIN` 0), and the unit of `MDTS` then.
 pub const PAGE: u64 = 4096;
+/// Class of the PCI function: mass storage, non-volatile memory, NVM Express (2.1.4).
+pub const PCI_CLASS: u32 = 0x01_08_02;
 /// Bytes of a command in a submission queue.
 pub const COMMAND: usize = size_of::<Command>();
 /// Bytes of a completion in a completion queue.

@@ -153,33 +153,7 @@ fn a_killed_volume_takes_its_commands_up_again() -> Result<()> {
     let bed = TestBed::new("volume-passthrough-kills")?;
     let guest = Guest::boot(&bed)?;
     let path = format!("--path /dev/ng{}n1", guest.number("good")?);
-    let mut volume = guest.serve("killed", &path)?;
-    let load = || {
-        guest.vm.spawn(
-            "exec ginnel-volume-bench --socket /tmp/killed.sock --sleep --rw randrw --verify --flush-every 32 --qd 16 \
-             --reconnect 60 --requests 3000",
-        )
-    };
-    let mut running = load()?;
-    for _ in 0..enough {
-        // Only a volume that has a front end has commands under way.
-        let has_worked = || {
-            if !running.is_running() {
-                running.wait(PROMPT)?.ok()?;
-                running = load()?;
-            }
-            let said = guest.vm.run("ginnel volume stat killed --json --sockets /tmp")?.stdout;
-            let stat: Value = serde_json::from_str(&said).unwrap_or_default();
-            let mut queues = stat["queues"].as_array().into_iter().flatten();
-            Ok(queues.any(|queue| queue["done"].as_u64().is_some_and(|done| done > 0)))
-        };
-        wait_until("the volume has worked", PROMPT, has_worked)
-            .with_context(|| format!("{:?}", volume.said()))?;
-        volume.kill(9)?;
-        volume.wait(PROMPT)?;
-        volume = guest.serve("killed", &path)?;
-    }
-    running.wait(4 * PROMPT)?.ok().with_context(|| format!("{:?}", volume.said()))?;
+    kill_under_load(&guest.vm, enough, || guest.serve("killed", &path))?;
     guest.vm.shutdown()
 }
 

@@ -16,8 +16,6 @@
 pub const VENDOR: u16 = 0x4e47;
 /// Device number.
 pub const DEVICE: u16 = 0x0001;
-/// Class: mass storage, non-volatile memory, NVM Express (NVMe 1.4, section 2.1.4).
-const CLASS: u32 = 0x01_08_02;
 
 /// Bytes of the configuration space.
 pub const LEN: usize = 4096;
@@ -65,7 +63,7 @@ impl ConfigSpace {
         new.put(COMMAND, &[0; 2], &[0x46, 0x05]);
         // There are capabilities.
         new.put(STATUS, &[0x10, 0], &[0; 2]);
-        new.put(REVISION, &(CLASS << 8).to_le_bytes(), &[0; 4]);
+        new.put(REVISION, &(ginnel_layout::nvme::PCI_CLASS << 8).to_le_bytes(), &[0; 4]);
         new.put(CACHE_LINE_SIZE, &[0; 4], &[0xff, 0, 0, 0]);
         // 64 bits wide. The bits that say how large it is cannot be written.
         new.put(BARS, &4u64.to_le_bytes(), &(!(bar - 1)).to_le_bytes());

@@ -3,6 +3,7 @@
 use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use ginnel_config::Account;
+use ginnel_layout::nvme::PCI_CLASS;
 use ginnel_vfio::{DRIVER, Function, Group};
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use std::collections::BTreeSet;
@@ -13,8 +14,7 @@ use std::path::{Path, PathBuf};
 const SYSFS: &str = "/sys";
 const DEV: &str = "/dev";
 
-/// The class of NVMe controllers, and the kernel's driver for them.
-const CLASS: u32 = 0x01_0802;
+/// The kernel's driver of NVMe controllers.
 const KERNELS: &str = "nvme";
 
 /// Gives an NVMe device to a volume with backend = "vfio", until the machine restarts or `ginnel volume unbind`.
@@ -119,7 +119,7 @@ pub fn unbind(args: &Unbind) -> Result<()> {
 
 fn find(address: &str) -> Result<Function> {
     let function = Function::find(Path::new(SYSFS), address)?;
-    ensure!(function.class()? == CLASS, "{function} is no NVMe controller");
+    ensure!(function.class()? == PCI_CLASS, "{function} is no NVMe controller");
     Ok(function)
 }
 

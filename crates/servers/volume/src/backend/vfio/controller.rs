@@ -8,7 +8,7 @@ use crate::backend::Failure;
 use crate::backend::commands::is_path_related;
 use anyhow::{Context, Result, bail, ensure};
 use ginnel_layout::nvme::identify::{self, Cns, oncs, vwc};
-use ginnel_layout::nvme::{Command, Feature, Opcode, PAGE};
+use ginnel_layout::nvme::{Command, Feature, Opcode, PAGE, PCI_CLASS};
 use ginnel_shmem::SharedMemory;
 use ginnel_vfio::{Container, DRIVER, Device, Function, Group};
 use std::io;
@@ -17,9 +17,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use zerocopy::{FromBytes, FromZeros};
-
-/// The class of NVMe controllers.
-const CLASS: u32 = 0x01_0802;
 
 /// The entries of the admin queues.
 const ADMIN_ENTRIES: u16 = 32;
@@ -54,7 +51,7 @@ impl Controller {
     /// that the kernel has not buried yet.
     pub fn open(address: &str, workers: usize) -> Result<Self> {
         let function = Function::find(Path::new("/sys"), address)?;
-        ensure!(function.class()? == CLASS, "{function} is no NVMe controller");
+        ensure!(function.class()? == PCI_CLASS, "{function} is no NVMe controller");
         match function.driver() {
             Some(driver) if driver == DRIVER => {}
             Some(driver) => bail!(
